@@ -20,12 +20,12 @@ def reread(source: Source) -> Fault | None:
     for file, scope in source.scopes if loaders and kept else ():
         for loop in (n for n in inside(scope) if isinstance(n, ast.For) and trains(n)):
             name, count = looped(loop)
-            if not count or caches.passed(scope, name) not in loaders:
+            if not count or caches.known_as(scope, name) not in loaders:
                 continue
             for node in ast.walk(loop):
                 match node:
                     case ast.Subscript(value=value, slice=index, ctx=ast.Load()) if by(index, count):
-                        cache = caches.passed(scope, tail(value))
+                        cache = caches.known_as(scope, tail(value))
                         if cache in kept and kept[cache] is not loop:
                             return (
                                 f"line {node.lineno} of {file} reads `{ast.unparse(node)}` in a loop over `{name}`, which is shuffled, and "
@@ -49,7 +49,7 @@ class Caches:
             for name in parameters(function, bound=False):
                 self.bound.setdefault((id(function), name), set()).add(given.get(name, ""))
 
-    def passed(self, scope: ast.AST, name: str) -> str:
+    def known_as(self, scope: ast.AST, name: str) -> str:
         """Return the name that every call of a function passes for its parameter; of any other variable its own name."""
         given = self.bound.get((id(scope), name))
         return name if given is None else next(iter(given)) if len(given) == 1 else ""
@@ -68,7 +68,7 @@ class Caches:
         for _, scope in self.source.scopes:
             for loop in (n for n in inside(scope) if isinstance(n, ast.For) and not trains(n)):
                 lists = {owner(c) for c in methods(inside(loop), "append")}
-                loads = [looped(loop)[0], self.passed(scope, looped(loop)[0])]
+                loads = [looped(loop)[0], self.known_as(scope, looped(loop)[0])]
                 if not lists or not any("loader" in n.lower() or n.lower().endswith("dl") for n in loads):
                     continue
                 found |= dict.fromkeys(lists - {""}, loop)

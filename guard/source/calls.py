@@ -34,7 +34,7 @@ def passed(call: ast.Call) -> list[ast.expr]:
 
 def subject(call: ast.Call, *libraries: str) -> ast.expr:
     """Return what `x.relu()` works on, or `torch.relu(x)` of these libraries."""
-    base = call.func.value  # type: ignore[attr-defined]
+    base = call.func.value
     return call.args[0] if tail(base) in libraries and call.args else base
 
 

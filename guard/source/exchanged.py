@@ -5,7 +5,7 @@ from collections import Counter
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.calls import is_call
-from trainworthy.guard.source.nodes import Function, inside, tail, words
+from trainworthy.guard.source.nodes import Function, inside, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.symmetric import alike, symmetric
 
@@ -93,7 +93,7 @@ def unpacked(source: Source) -> Fault | None:
                 if len(names) == len(results):
                     found.append((file, node, function, names, results))
     for file, node, function, names, results in found:
-        given = {tail(a) for a in node.value.args}  # type: ignore[attr-defined]
+        given = {tail(a) for a in node.value.args}
         for i, j in exchanged(names, results):
             straight = any(f is function and (n[i], n[j]) == (r[i], r[j]) for _, _, f, n, r in found)
             meant = alike(names[i], names[j]) and {names[i], names[j]} != {"x", "y"}
@@ -144,13 +144,8 @@ def plain(call: ast.Call) -> list[ast.expr]:
 
 def returned(function: Function) -> list[str]:
     """Return the names of the tuple that a function returns; nothing if it returns anything else, or several of them."""
-    rows = set()
-    for node in inside(function):
-        match node:
-            case ast.Return(value=ast.Tuple(elts=parts)):
-                rows.add(tuple(p.id if isinstance(p, ast.Name) else "" for p in parts))
-            case ast.Return():
-                rows.add(())
+    found = [n.value for n in only(inside(function), ast.Return)]
+    rows = {tuple(map(variable, v.elts)) if isinstance(v, ast.Tuple) else () for v in found}
     row = rows.pop() if len(rows) == 1 else ()
     return list(row) if len(row) > 1 and "" not in row else []
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, named, stored
 from trainworthy.guard.source.calls import calls, is_call, passed, subject, unwrapped
-from trainworthy.guard.source.nodes import FUNCTIONS, number, tail, variable, words
+from trainworthy.guard.source.nodes import FUNCTIONS, number, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 
 PRODUCTS = ("matmul", "mm", "bmm", "einsum", "cosine_similarity")
@@ -69,8 +69,8 @@ def settings(node: ast.AST) -> list[tuple[str, ast.expr]]:
         case ast.AnnAssign(target=target, value=ast.expr() as value):
             return [(tail(target), value)]
         case ast.FunctionDef(args=own) | ast.AsyncFunctionDef(args=own):
-            named = [*own.posonlyargs, *own.args][-len(own.defaults) or len(own.args) :]
-            pairs = zip([*named, *own.kwonlyargs], [*own.defaults, *own.kw_defaults], strict=False)
+            last = [*own.posonlyargs, *own.args][-len(own.defaults) or len(own.args) :]
+            pairs = zip([*last, *own.kwonlyargs], [*own.defaults, *own.kw_defaults], strict=False)
             return [(a.arg, v) for a, v in pairs if v is not None]
         case ast.Call(func=func, args=given, keywords=keys):
             found = [(k.arg, k.value) for k in keys if k.arg]
@@ -195,7 +195,7 @@ def forwards(source: Source) -> Fault | None:
     if not any(CHAIN.fullmatch(tail(n)) for _, n in source.of(ast.Name, ast.Attribute)):
         return None
     for file, function in source.functions:
-        made = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
+        made = only(ast.walk(function), ast.Assign)
         noise = [n for n in made if is_call(unwrapped(n.value, "to", "cuda", "float"), *NOISE)]
         drawn = {name for n in noise for name in stored(n)}
         for loop in ast.walk(function) if drawn else ():
@@ -204,7 +204,7 @@ def forwards(source: Source) -> Fault | None:
                     given = times(loop, step)
                 case _:
                     continue
-            for line in (n for n in loop.body if isinstance(n, ast.Assign)):
+            for line in only(loop.body, ast.Assign):
                 for name in stored(line).keys() & drawn:
                     if denoises(line.value, name, given):
                         return (

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,6 +29,11 @@ def words(name: str) -> list[str]:
 def number(node: ast.AST) -> Any:
     """Return the number that is written; None for anything else, True and False too."""
     return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
+
+
+def only(nodes: Iterable[ast.AST], kinds: type | tuple[type, ...]) -> list[Any]:
+    """Return the nodes of these kinds."""
+    return [n for n in nodes if isinstance(n, kinds)]
 
 
 def inside(function: ast.AST) -> Iterator[ast.AST]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import paired, targets
 from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled
-from trainworthy.guard.source.nodes import LOOPS, inside, tail, variable
+from trainworthy.guard.source.nodes import LOOPS, inside, only, tail, variable
 from trainworthy.guard.source.reading import Source
 
 DRAWN = ("randperm", "permutation")
@@ -25,7 +25,7 @@ def misaligned(source: Source) -> Fault | None:
     for file, scope in source.scopes:
         nodes = list(ast.walk(scope))
         orders = set(shuffled(nodes))
-        for loop in (n for n in nodes if isinstance(n, LOOPS)) if orders else ():
+        for loop in only(nodes, LOOPS) if orders else ():
             for name, cut in batches(loop, orders):
                 rows, slices = [], []
                 for n in ast.walk(loop):
@@ -89,7 +89,7 @@ def ordered(nodes: list[ast.AST], base: str, indices: set[str]) -> bool:
 def interleaved(source: Source) -> Fault | None:
     """Find `x = torch.cat([a, b])`, then `model(x).view(n, 2, -1)`: the two parts of a row are neighbours in `x`, not `a[i]` and `b[i]`."""
     for file, scope in source.scopes:
-        nodes = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.Call))]
+        nodes = only(inside(scope), (ast.Assign, ast.Call))
         parts: dict[str, int] = {}  # name -> number of the parts it is made of
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
             match node:

@@ -7,7 +7,7 @@ from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.best_weights import LOWER
 from trainworthy.guard.source.assignments import named, paired, targets
 from trainworthy.guard.source.calls import calls, is_call, methods, owner
-from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, tail
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail
 from trainworthy.guard.source.reading import Source
 
 HUGE = 1e6  # what people write for infinity
@@ -119,7 +119,7 @@ def metric(source: Source) -> Fault | None:
     for file, scope in source.scopes if kinds else ():
         own = list(inside(scope))
         made = {name: line for name, line, value in named(own) if is_call(value, *kinds)}
-        for loop in (n for n in own if isinstance(n, ast.For)) if made else ():
+        for loop in only(own, ast.For) if made else ():
             passes = nested(loop)  # without one, it is computed over the batches of one pass
             again = {name for name, _, _ in named(ast.walk(loop))}
             for call in methods(ast.walk(loop), *RESULTS) if passes else ():

@@ -7,7 +7,7 @@ from typing import Any
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, named, stored, variables
 from trainworthy.guard.source.calls import calls, is_call, methods, owner
-from trainworthy.guard.source.nodes import LOOPS, tail, words
+from trainworthy.guard.source.nodes import LOOPS, only, tail, words
 from trainworthy.guard.source.reading import Source
 
 DISCOUNT = {"gamma", "discount"}
@@ -50,18 +50,16 @@ def returns_in_wrong_order(source: Source) -> Fault | None:
 
 def sums(scope: ast.AST) -> Iterator[tuple[ast.For, str, Any]]:
     """Yield (loop, name of the sum, the call that stores it) where a loop computes total = reward + gamma * total."""
-    for loop in (n for n in ast.walk(scope) if isinstance(n, ast.For)):
+    for loop in only(ast.walk(scope), ast.For):
         for node in loop.body:
             match node:
                 case ast.Assign(targets=[ast.Name(id=total)], value=ast.BinOp(op=ast.Add()) as value):
                     names = [tail(n) for n in ast.walk(value)]
-                case _:
-                    continue
-            if names.count(total) != 1 or not any(set(words(n)) & DISCOUNT for n in names):
-                continue
-            for call in methods((n.value for n in loop.body if isinstance(n, ast.Expr)), "insert", "append"):
-                if [call.func.attr, *map(ast.unparse, call.args)] in (["insert", "0", total], ["append", total]):
-                    yield loop, total, call
+                    if names.count(total) == 1 and any(set(words(n)) & DISCOUNT for n in names):
+                        for call in methods((n.value for n in only(loop.body, ast.Expr)), "insert", "append"):
+                            kind = [call.func.attr, *map(ast.unparse, call.args)]
+                            if kind in (["insert", "0", total], ["append", total]):
+                                yield loop, total, call
 
 
 def stacked(scope: ast.AST, filled: str) -> bool:
@@ -100,7 +98,7 @@ def path_in_wrong_order(source: Source) -> Fault | None:
 def walks(function: ast.AST) -> Iterator[tuple[ast.For, str, str, bool]]:
     """Yield the loops that trace a path: (loop, list of the path, list of the pointers, whether from the last step)."""
     kept = pointer_lists(function)
-    for loop in (n for n in ast.walk(function) if isinstance(n, ast.For)) if kept else ():
+    for loop in only(ast.walk(function), ast.For) if kept else ():
         backwards = reverses(loop.iter)
         pointers = next(iter(loaded(loop.iter) & kept), "")
         if pointers and (backwards or isinstance(loop.iter, ast.Name)):
@@ -139,7 +137,7 @@ def is_best(value: ast.AST) -> bool:
     """Return whether an expression is a maximum over states, with or without its place: `x.max(dim=0)`, `torch.max(x, 1)[1]`."""
     while isinstance(value, (ast.Subscript, ast.Attribute)):
         value = value.value
-    return is_call(value, *BEST) and bool(value.args or value.keywords)  # type: ignore[attr-defined]
+    return is_call(value, *BEST) and bool(value.args or value.keywords)
 
 
 def is_last(node: ast.AST, name: str) -> bool:
@@ -155,10 +153,9 @@ def redrawn(source: Source) -> Fault | None:
         acted = {name for c in calls(nodes, "step") for a in c.args for name in variables(a)} if drawn else set()
         for node in nodes if acted else ():
             match node:
-                case ast.Call(func=ast.Attribute(value=base, attr="log_prob"), args=[value]) if home := drawn_from(
-                    value
-                ):
-                    if ast.unparse(base) == home and drawn.get(home) in acted:
+                case ast.Call(func=ast.Attribute(value=base, attr="log_prob"), args=[value]):
+                    home = ast.unparse(base)
+                    if drawn_from(value) == home and drawn.get(home) in acted:
                         return (
                             f"line {node.lineno} of {file} takes the log-probability of another draw than `{drawn[home]}`, which the environment got",
                             f"{home}.log_prob({drawn[home]}) is meant",

@@ -7,7 +7,7 @@ from fractions import Fraction
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, stored
 from trainworthy.guard.source.calls import methods, owner
-from trainworthy.guard.source.nodes import inside, number, tail, variable, words
+from trainworthy.guard.source.nodes import inside, number, only, tail, variable, words
 from trainworthy.guard.source.reading import Source, names_in
 
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -36,7 +36,7 @@ def kind_of(name: str) -> tuple[str, ...]:
 def twin(source: Source) -> Fault | None:
     """Find a statement that makes or measures one split from another one's variable, while the split's own is never read."""
     for file, scope in source.plain_scopes:
-        lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign))]
+        lines = only(inside(scope), (ast.Assign, ast.AnnAssign))
         made = {name: line for n in lines for name, line in stored(n).items() if split_of(name) and kind_of(name)[-1:]}
         known = read_names(source, scope) if made else set()
         idle = {n: at for n, at in made.items() if kind_of(n)[-1] in KINDS and n not in known}
@@ -84,7 +84,7 @@ def uses(scope: ast.AST) -> Iterator[tuple[ast.stmt, list[str], set[str]]]:
 def shared(source: Source) -> Fault | None:
     """Find a training split and a held-out one that are overlapping slices of the same array: `train = data[:n]`, `val = data[:m]`."""
     for file, scope in source.plain_scopes:
-        lines = sorted((n for n in inside(scope) if isinstance(n, ast.Assign)), key=lambda n: n.lineno)
+        lines = sorted(only(inside(scope), ast.Assign), key=lambda n: n.lineno)
         pairs = [(line, variable(target), value) for line in lines for target, value in assigned(line)]
         sizes: dict[str, list[ast.expr]] = {}
         for _, name, value in pairs:
@@ -163,7 +163,7 @@ def again(source: Source) -> Fault | None:
 
 def statements(scope: ast.AST) -> Iterator[tuple[ast.stmt, set[str]]]:
     """Yield the statements of a scope that assign or fit, with the scalers that they fit."""
-    lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign, ast.Expr))]
+    lines = only(inside(scope), (ast.Assign, ast.AnnAssign, ast.Expr))
     scalers = {name for node in lines for name in built(node)}
     for node in lines:
         fits = [c.func.value for c in methods(ast.walk(node), *FITS)]

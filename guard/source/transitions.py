@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, stored, variables
 from trainworthy.guard.source.calls import methods, owner, passed, trains
-from trainworthy.guard.source.nodes import LOOPS, blocks, inside, nested, tail, variable, words
+from trainworthy.guard.source.nodes import LOOPS, blocks, inside, nested, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 
 ACTIONS, REWARDS = {"action", "actions", "act", "acts"}, {"reward", "rewards", "rew", "rews"}
@@ -18,7 +18,7 @@ def first_kept(source: Source) -> Fault | None:
     """Find a loop that chooses its actions by what `reset()` returned, and never replaces it by what `step()` returns."""
     for file, scope in source.plain_scopes:
         starts = {name: where for node in inside(scope) for name, where in begun(node)}
-        for loop in (n for n in inside(scope) if isinstance(n, LOOPS)) if starts else ():
+        for loop in only(inside(scope), LOOPS) if starts else ():
             for node, call, found in steps(loop):
                 made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and stored(n).keys() & loaded(call)]
                 read = loaded(call).union(*(loaded(n.value) for n in made)) & starts.keys()
@@ -76,7 +76,7 @@ def changed(loop: ast.AST, name: str) -> bool:
 def unread_actions(source: Source) -> Fault | None:
     """Find an update that unpacks the actions of stored transitions, never reads them, and differentiates the highest value of an output."""
     for file, scope in source.plain_scopes:
-        lines = [n for n in inside(scope) if isinstance(n, ast.Assign)] if trains(scope) else []
+        lines = only(inside(scope), ast.Assign) if trains(scope) else []
         for node in lines:
             names = stored(node) if isinstance(node.targets[0], ast.Tuple) else {}
             actions = [n for n in names if set(words(n)) & ACTIONS and not set(words(n)) & {"next", "new"}]
@@ -96,7 +96,7 @@ def unread_actions(source: Source) -> Fault | None:
 
 def highest(scope: ast.AST) -> int | None:
     """Return the line in which an update takes the highest output of a net, outside of `no_grad()` and without `detach()`."""
-    withs = [n for n in ast.walk(scope) if isinstance(n, ast.With)]
+    withs = only(ast.walk(scope), ast.With)
     calm = [w for w in withs if any("no_grad" in ast.unparse(i.context_expr) for i in w.items)]
     within = {id(n) for w in calm for n in ast.walk(w)}
     for node in inside(scope):
@@ -154,7 +154,7 @@ def other_state(source: Source) -> Fault | None:
     """Find a value of the next state and an action that was drawn for the present one: `q(batch.next_obs, policy(batch.obs))`."""
     for file, scope in source.plain_scopes:
         drawn: dict[str, tuple[str, int]] = {}  # action -> state that it was drawn for
-        for node in sorted((n for n in inside(scope) if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
+        for node in sorted(only(inside(scope), ast.Assign), key=lambda n: n.lineno):
             match node.targets[0], node.value:
                 case ((ast.Name(id=name) | ast.Tuple(elts=[ast.Name(id=name), *_])), ast.Call(args=given)):
                     drawn.pop(name, None)
@@ -203,7 +203,7 @@ def shifted(source: Source) -> Fault | None:
 
 def rollouts(scope: ast.AST) -> Iterator[tuple[str, bool]]:
     """Yield (array, whether it holds what was known before the step) of the ends that a loop around `env.step()` stores."""
-    for loop in (n for n in ast.walk(scope) if isinstance(n, ast.For)):
+    for loop in only(ast.walk(scope), ast.For):
         places = [k for k, s in enumerate(loop.body) for c in methods(ast.walk(s), "step") if "env" in owner(c).lower()]
         for k, s in enumerate(loop.body) if len(set(places)) == 1 else ():
             match s:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, stored, variables
 from trainworthy.guard.source.calls import calls, is_call, methods, owner, trains
-from trainworthy.guard.source.nodes import FUNCTIONS, LOOPS, Function, inside, nested, number, tail, variable, words
+from trainworthy.guard.source.nodes import FUNCTIONS, LOOPS, inside, nested, number, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.splits import read_names
 
@@ -81,7 +81,7 @@ def same_input(source: Source) -> Fault | None:
         if len(lost) != 1 or lost[0].startswith("_") or set(words(lost[0])) & IDLE:
             continue
         used = next(n for n in names if n not in lost)
-        lines = [n for n in ast.walk(function) if isinstance(n, (ast.Assign, ast.AugAssign))]
+        lines = only(ast.walk(function), (ast.Assign, ast.AugAssign))
         changed = {name for n in lines for name in stored(n)}
         given = [n for n in inside(function) if isinstance(n, ast.Call) and used in map(variable, n.args)]
         seen: dict[str, int] = {}
@@ -96,7 +96,7 @@ def same_input(source: Source) -> Fault | None:
     return None
 
 
-def required(function: Function) -> list[str]:
+def required(function: ast.AST) -> list[str]:
     """Return the names of the parameters that have no default, without the object; nothing if there are others, too."""
     match function.args:
         case ast.arguments(defaults=[], kwonlyargs=[], vararg=None, kwarg=None, posonlyargs=first, args=rest):
@@ -132,7 +132,7 @@ def unused(source: Source) -> Fault | None:
     return None
 
 
-def changes_nothing(function: Function) -> bool:
+def changes_nothing(function: ast.AST) -> bool:
     """Return whether a function only computes what it returns, from its arguments, without a call that could do anything else."""
     returns = 0
     for node in inside(function):
