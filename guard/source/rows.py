@@ -30,10 +30,9 @@ def misaligned(source: Source) -> Fault | None:
                 rows, slices = [], []
                 for n in ast.walk(loop):
                     match n:
-                        case ast.Subscript(value=value, slice=ast.Tuple(elts=[row, *_]) | row, ctx=ast.Load()) if tail(
-                            value
+                        case ast.Subscript(slice=ast.Tuple(elts=[row, *_]) | row, ctx=ast.Load()) if base := tail(
+                            n.value
                         ):
-                            base = tail(value)
                             if tail(row) == name:
                                 rows.append(base)
                             elif ast.unparse(n.slice) == cut and base not in orders:

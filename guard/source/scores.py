@@ -6,7 +6,7 @@ import math
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.best_weights import LOWER
 from trainworthy.guard.source.assignments import named, paired, targets
-from trainworthy.guard.source.calls import calls, is_call, methods, owner
+from trainworthy.guard.source.calls import is_call, methods, owner
 from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail
 from trainworthy.guard.source.reading import Source
 
@@ -73,7 +73,7 @@ def start(node: ast.expr) -> float | None:
 
 def plateau(source: Source) -> Fault | None:
     """Find `ReduceLROnPlateau(optimizer, "min")` that is stepped with `score`, where the script keeps `best = score` if it is higher."""
-    made = list(calls((n for _, n in source.of(ast.Call)), "ReduceLROnPlateau"))
+    made = [n for _, n in source.of(ast.Call) if is_call(n, "ReduceLROnPlateau")]
     modes = set(map(mode_of, made))
     if len(modes) != 1 or (mode := modes.pop()) not in ("min", "max"):
         return None
@@ -84,9 +84,7 @@ def plateau(source: Source) -> Fault | None:
     names = {tail(t) for _, n in source.of(ast.Assign) if n.value in made for t in n.targets}
     for file, node in source.of(ast.Call):
         match node:
-            case ast.Call(func=ast.Attribute(value=scheduler, attr="step"), args=[given, *_]) if (
-                tail(scheduler) in names
-            ):
+            case ast.Call(func=ast.Attribute(attr="step"), args=[given, *_]) if owner(node) in names:
                 value = tail(given)
                 where, line, ways = kept.get(value, ("", 0, set()))
                 if ways == {mode == "max"}:
