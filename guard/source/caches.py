@@ -58,7 +58,8 @@ class Caches:
         """Yield the names that are always a loader with shuffle=True, of no sampler and no generator of its own."""
         made: dict[str, list[bool]] = {}
         for target, value in self._pairs():
-            made.setdefault(target, []).append(is_call(value, "DataLoader") and reorders(value))
+            keys = {k.arg: ast.unparse(k.value) for k in value.keywords} if is_call(value, "DataLoader") else {}
+            made.setdefault(target, []).append(keys.get("shuffle") == "True" and not keys.keys() & set(ORDERED))
         return (name for name, rows in made.items() if name and all(rows))
 
     def kept(self) -> dict[str, ast.For]:
@@ -92,13 +93,6 @@ class Caches:
                     yield from ((tail(t), ast.Constant(0)) for t in names)
                 case target, value:
                     yield tail(target), value
-
-
-def reorders(call: ast.Call) -> bool:
-    """Return whether a loader gets shuffle=True and nothing else that decides its order."""
-    keys = {k.arg: k.value for k in call.keywords}
-    shuffle = keys.get("shuffle")
-    return isinstance(shuffle, ast.Constant) and shuffle.value is True and not keys.keys() & set(ORDERED)
 
 
 def looped(loop: ast.For) -> tuple[str, str]:

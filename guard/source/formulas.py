@@ -237,11 +237,8 @@ def times(loop: ast.For, step: str) -> set[str]:
 
 def denoises(value: ast.AST, name: str, given: set[str]) -> bool:
     """Return whether a call gets the noised sample and the step as they are."""
-    if (
-        not isinstance(value, ast.Call)
-        or "add_noise" in tail(value.func)
-        or tail(value.func).startswith(("q_", "forward"))
-    ):
+    if not isinstance(value, ast.Call):
         return False
+    noises = "add_noise" in tail(value.func) or tail(value.func).startswith(("q_", "forward"))
     read = set(map(variable, passed(value)))
-    return name in read and bool(read & given)
+    return not noises and name in read and bool(read & given)

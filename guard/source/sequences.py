@@ -39,7 +39,8 @@ def returns_in_wrong_order(source: Source) -> Fault | None:
                     "steps",
                     "returns are summed from the last step to the first: reversed(...) is missing in the loop",
                 )
-            if backwards and not front and stacked(scope, filled) and not turned(scope, loop, filled):
+            stacked = any(c.args and ast.unparse(c.args[0]) == filled for c in calls(ast.walk(scope), *STACKS))
+            if backwards and not front and stacked and not turned(scope, loop, filled):
                 return (
                     f"line {loop.lineno} of {file} sums `{total}` from the last step to the first, line {call.lineno} appends it to `{filled}`, and "
                     "nothing turns that around",
@@ -60,11 +61,6 @@ def sums(scope: ast.AST) -> Iterator[tuple[ast.For, str, Any]]:
                             kind = [call.func.attr, *map(ast.unparse, call.args)]
                             if kind in (["insert", "0", total], ["append", total]):
                                 yield loop, total, call
-
-
-def stacked(scope: ast.AST, filled: str) -> bool:
-    """Return whether a function makes a tensor of a list."""
-    return any(c.args and ast.unparse(c.args[0]) == filled for c in calls(ast.walk(scope), *STACKS))
 
 
 def turned(scope: ast.AST, loop: ast.For, filled: str) -> bool:

@@ -96,11 +96,10 @@ def unread_actions(source: Source) -> Fault | None:
 
 def highest(scope: ast.AST) -> int | None:
     """Return the line in which an update takes the highest output of a net, outside of `no_grad()` and without `detach()`."""
-    withs = only(ast.walk(scope), ast.With)
-    calm = [w for w in withs if any("no_grad" in ast.unparse(i.context_expr) for i in w.items)]
-    within = {id(n) for w in calm for n in ast.walk(w)}
-    for node in inside(scope):
-        if not isinstance(node, ast.Assign) or id(node) in within or "detach" in ast.unparse(node.value):
+    withs = [(w, i.context_expr) for w in only(ast.walk(scope), ast.With) for i in w.items]
+    calm = {id(n) for w, context in withs if "no_grad" in ast.unparse(context) for n in ast.walk(w)}
+    for node in only(inside(scope), ast.Assign):
+        if id(node) in calm or "detach" in ast.unparse(node.value):
             continue
         for call in methods(ast.walk(node.value), "max", "amax"):
             of = call.func.value
@@ -141,12 +140,11 @@ def overwritten(source: Source) -> Fault | None:
 
 def with_both(statement: ast.stmt, names: set[str]) -> ast.Call | None:
     """Return the call of a statement that gets several names as they are, by themselves or in one tuple."""
-    for call in ast.walk(statement):
-        if isinstance(call, ast.Call):
-            given = passed(call)
-            given += [e for a in given if isinstance(a, (ast.Tuple, ast.List)) for e in a.elts]
-            if names <= set(map(variable, given)):
-                return call
+    for call in only(ast.walk(statement), ast.Call):
+        given = passed(call)
+        given += [e for a in given if isinstance(a, (ast.Tuple, ast.List)) for e in a.elts]
+        if names <= set(map(variable, given)):
+            return call
     return None
 
 
