@@ -46,7 +46,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     formulas.turned_sign,
     caches.reread,
 )
-"""In the order in which they are asked: the first fault is the check's result."""
+"""In their order: the first fault that one finds is the result of the check."""
 
 
 def check(script: Path) -> dict:
