@@ -60,7 +60,9 @@ def gate(
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
-    return lambda check: Gate(id, rows, title, check, tuple(parts), lasting, symptom, explains, compares_loss, compares_ranks)
+    return lambda check: Gate(
+        id, rows, title, check, tuple(parts), lasting, symptom, explains, compares_loss, compares_ranks
+    )
 
 
 @dataclass

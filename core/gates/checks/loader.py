@@ -360,7 +360,13 @@ def _processes(context: GateContext, data: Data, indices: list[int], size: int) 
     )
 
 
-@gate("new-samples", rows="C15", title="each iteration reads other samples than the one before", reads="data train", compares_ranks=True)
+@gate(
+    "new-samples",
+    rows="C15",
+    title="each iteration reads other samples than the one before",
+    reads="data train",
+    compares_ranks=True,
+)
 def new_samples(context: GateContext) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
     of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""
