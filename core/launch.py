@@ -37,8 +37,10 @@ def outcome(argv: list[str]) -> tuple[int, str, bool]:
     except Stop as stop:
         kind, message = process_end.KINDS.get(stop.exit_code, "interrupted"), masking.hide(str(stop))
         return stop.exit_code, f"\n{kind}: {message}" if kind != "error" else f"{kind}: {message}", True
-    except SystemExit as asked:  # the parser exits: help, a wrong type
-        return int(asked.code or DONE), "", True
+    except SystemExit as left:  # the parser (help, a wrong type), or a recipe that is being imported
+        if isinstance(left.code, int | None):
+            return left.code or DONE, "", True
+        return 1, f"error: {masking.hide(str(left.code))}", True
     except Exception as error:  # an error before there is a run folder
         return process_end.before_run(error)
     return DONE, "", True

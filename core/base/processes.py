@@ -1,5 +1,6 @@
 """Exchange of values between the processes of one run."""
 
+import os
 from typing import Any
 
 import torch
@@ -12,6 +13,12 @@ def kind_of(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def launcher_words(accelerator: Accelerator) -> list[str]:
+    """Return the option with which a command starts as many processes again: `-n 2`. With several machines this depends on the machine."""
+    count = accelerator.num_processes
+    return ["-n", str(count)] if count > 1 and os.environ.get("LOCAL_WORLD_SIZE", str(count)) == str(count) else []
 
 
 def gathered(accelerator: Accelerator, value: Any) -> list[Any]:

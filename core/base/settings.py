@@ -175,7 +175,8 @@ class GateSettings:
     remember: bool = True
     """Reuse passed gates of an identical recipe, data set and environment instead of running them again."""
     jobs: int = 1
-    """Processes that run the gates in parallel, each on an accelerator or share of the cores of its own, with its own copy of the model."""
+    """Processes that run the gates in parallel, each on an accelerator or share of the cores of its own, with its own copy of the model. With
+    `-n`, the processes of the training count as one: they run the gates that compare them, and the others take the rest."""
 
 
 @dataclass

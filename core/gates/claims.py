@@ -24,6 +24,9 @@ class Claims:
     """Whether this process started the others, and collects their verdicts."""
     goes_on: Callable[[], bool]
     """Of the main process: whether another one works. Of the others: whether the main one does."""
+    ranks: int = 1
+    """Processes of the training. If there are several, the main process is all of them: they run each gate that they take together, and
+    gates with `compares_ranks` are theirs."""
     evidence: Path = Path()
     """This process's folder of the stage, where gates write evidence and plots."""
     sources: Callable[[], dict[str, str]] = dict
@@ -61,9 +64,7 @@ class Claims:
     def wait(self, gate: str) -> Verdict | None:
         """Return another process's verdict; None if all of them have ended without it."""
         while True:
-            works = (
-                self.goes_on()
-            )  # before the look, which then sees the last verdict of a process that has ended since
+            works = self.goes_on()  # before `get`, which then sees the last verdict of a process that has ended since
             if (verdict := self.get(gate)) or not works:
                 return verdict
             time.sleep(WAIT)

@@ -47,18 +47,22 @@ class Gate:
     """Whether it compares with an independent formula or definition, so that its failure names a cause."""
     compares_loss: bool = False
     """Whether it compares the loss, so that `initial-loss` leaves a loss of another form to it."""
+    compares_ranks: bool = False
+    """Whether it compares the processes of a training, or what they exchange, so that all of them must run it together."""
 
 
 def gate(
     id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True, symptom: bool = False,
-    explains: bool = False, compares_loss: bool = False,
+    explains: bool = False, compares_loss: bool = False, compares_ranks: bool = False,
 ) -> Callable[[Callable[["GateContext"], Finding]], Gate]:  # fmt: skip
     """Turn a function into a gate. `reads` lists the parts of a recipe that the gate uses (default: all, so that none
     is forgotten). `frozen_modules` belong to the loss and to the evaluation, so they are added with either."""
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
-    return lambda check: Gate(id, rows, title, check, tuple(parts), lasting, symptom, explains, compares_loss)
+    return lambda check: Gate(
+        id, rows, title, check, tuple(parts), lasting, symptom, explains, compares_loss, compares_ranks
+    )
 
 
 @dataclass

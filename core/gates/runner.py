@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.origin import frames
+from trainworthy.core.base.processes import agreed, launcher_words
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.claims import Claims
@@ -47,7 +48,7 @@ def run_gates(
 ) -> list[Verdict]:
     """Run each gate in order, print verdicts in that order as soon as they are there, and store a repro of each failure. Continue
     after a failure, since the other verdicts help to find the cause. `claims`: other processes that take gates, too; the
-    main one returns the verdicts of all."""
+    main one (every rank of it) returns the verdicts of all."""
     known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
     all_known = bool(known) and all(one.id in known for one in gates if one.lasting)
     early: dict[str, Verdict] = {}  # gates that ran early, because another one failed
@@ -63,6 +64,14 @@ def run_gates(
                 first = raised.setdefault(verdict.measured, verdict.id) if _raised(verdict) else verdict.id
                 _show(verdict, console, as_in="" if first == verdict.id else first)
 
+    def first(ask: Callable[[], Any]) -> Any:  # rank 0 alone sees the claims
+        return agreed(context.accelerator, ask() if context.accelerator.is_main_process else None)
+
+    def takes(one: Gate) -> bool:
+        if claims is None or (claims.ranks > 1 and one.compares_ranks):
+            return claims is None or claims.main
+        return first(lambda: claims.take(one.id))
+
     def work(i: int, one: Gate) -> Verdict:
         verdict = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
         verdict = verdict or early.get(one.id) or _check_timed(one, context)
@@ -74,17 +83,18 @@ def run_gates(
         return verdict
 
     for i, one in enumerate(gates):
-        if claims is None or claims.take(one.id):
+        if takes(one):
             found[one.id] = work(i, one)
             if claims:
                 claims.put(found[one.id])
         if claims and claims.main:
-            found |= {g.id: v for g in gates[printed : i + 1] if g.id not in found and (v := claims.get(g.id))}
+            due = [g.id for g in gates[printed : i + 1] if g.id not in found]
+            found |= first(lambda due=due: {name: v for name in due if (v := claims.get(name))}) if due else {}
         show()
     if claims and claims.main:
         for i, one in enumerate(gates):
             if one.id not in found:
-                found[one.id] = claims.wait(one.id) or work(i, one)
+                found[one.id] = first(lambda name=one.id: claims.wait(name)) or work(i, one)
                 show()
     verdicts = [found[one.id] for one in gates if one.id in found]
     if all_known and not any(v.blocks for v in verdicts):
@@ -137,7 +147,7 @@ def _check(one: Gate, context: GateContext) -> Verdict:
         finding, skipped = Finding(True, "", ""), str(skip)
     except Stop:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a recipe may call sys.exit()
         if world > 1:
             raise  # other ranks wait in a collective, so the launcher must end them
         held = context.once("stale", lambda: _stale(context))
@@ -179,7 +189,7 @@ def _raised(verdict: Verdict) -> bool:
     return verdict.verdict == "fail" and "traceback" in verdict.evidence
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """Return the line of the user's code that raised, and below it the line of a library where it ended."""
     places = dict.fromkeys(f"{f.filename}:{f.lineno}: {f.line}" for f in frames(error))
     return "\n".join(places)
@@ -217,9 +227,9 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
                     **verdict.evidence,
                     "no_picture": _cut(f"preview raised {type(error).__name__}: {error}"),
                 }
-    command = ["check", *masking.words(context.argv), "--only", verdict.id]
+    command = ["check", *masking.words(context.argv), "--only", verdict.id, *launcher_words(context.accelerator)]
     again = (
-        f'command = [sys.executable, "-m", "trainworthy.launch", *{command!r}]\n'
+        f'command = [sys.executable, "-m", "trainworthy", *{command!r}]\n'
         'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)'
     )
     (folder / "repro.py").write_text(

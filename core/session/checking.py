@@ -10,7 +10,7 @@ from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import read_json, write_whole
-from trainworthy.core.base.processes import agreed, kind_of
+from trainworthy.core.base.processes import agreed, kind_of, launcher_words
 from trainworthy.core.base.verdict import closing, leading
 from trainworthy.core.data import contents, inventory, neighbours, plain_pictures, turned
 from trainworthy.core.gates import order
@@ -118,7 +118,7 @@ def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, d
 def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict], *, of: int) -> GateFailed:
     """Return the error of a stage whose gates failed: the first gate, its evidence, the command that runs it again."""
     first = leading(failed)
-    checked = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
+    checked = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id, *launcher_words(s.accelerator)]
     again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(checked))]
     return GateFailed(
         f"{closing(first, len(failed), of)}\n"

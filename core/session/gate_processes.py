@@ -1,5 +1,5 @@
 """Further processes for the gates (`--gates.jobs`). Each is a `check` with the same settings, which takes gates that no other process has
-(`core.gates.claims`) and ends when there are none."""
+(`core.gates.claims`) and ends when there are none. Of several ranks, the first one starts them."""
 
 import contextlib
 import os
@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from trainworthy.core.base.config import Config, phases
 from trainworthy.core.base.machine import cores
 from trainworthy.core.gates.claims import Claims
 from trainworthy.core.session.multi_seed import devices
 from trainworthy.core.session.on_end import RANKS
 from trainworthy.core.session.session import Session
 
-FOLDER = "TRAINWORTHY_GATES"
-"""Variable of a helper's environment: the folder of the claims."""
+FOLDER, TOGETHER = "TRAINWORTHY_GATES", "TRAINWORTHY_GATES_RANKS"
+"""Variables of a helper's environment: the folder of the claims, and the processes of the training."""
 GRACE = 10.0  # seconds that a helper has to end
 
 
@@ -30,23 +31,29 @@ def is_helper() -> bool:
 def shared(session: Session, words: list[str]) -> Iterator[Claims | None]:
     """Start the helpers and yield the claims of all stages (`of_stage`); yields None if one process runs all gates. In a helper: yield
     those of the process that started it. `words`: what the command has besides the settings (--only, --stage, --deep)."""
-    s, count = session, session.cfg.gates.jobs - 1
+    s, count, ranks = session, session.cfg.gates.jobs - 1, session.accelerator.num_processes
     if is_helper():
         parent = os.getppid()
-        yield Claims(Path(os.environ[FOLDER]), main=False, goes_on=lambda: os.getppid() == parent)
+        own, together = Path(os.environ[FOLDER]), int(os.environ[TOGETHER])
+        yield Claims(own, main=False, goes_on=lambda: os.getppid() == parent, ranks=together)
         return
     if count < 1 or not s.cfg.gates.enabled or s.recipe.fallbacks:  # `check` lacks a fallback's weights
         yield None
         return
-    threads, each = torch.get_num_threads(), max(1, cores().allowed // (count + 1))
+    threads, each = torch.get_num_threads(), max(1, cores().allowed // (count + ranks))
     with tempfile.TemporaryDirectory(prefix="trainworthy-gates-", ignore_cleanup_errors=True) as name:
-        helpers = [_start([s.recipe.target, *s.argv[1:], *words], Path(name), i + 1, each) for i in range(count)]
+        argv = [s.recipe.target, *s.argv[1:], *micro_batches(s.cfg, ranks), *words]
+        helpers = [_start(argv, Path(name), i + 1, each, ranks) for i in range(count if s.main else 0)]
         torch.set_num_threads(min(threads, each))
         try:
-            yield Claims(Path(name), main=True, goes_on=lambda: any(h.poll() is None for h in helpers))
+            yield Claims(Path(name), main=True, goes_on=lambda: any(h.poll() is None for h in helpers), ranks=ranks)
         finally:
             torch.set_num_threads(threads)
-            for helper in helpers:
+            for number, helper in enumerate(helpers, 1):
+                if helper.poll():
+                    lines = (Path(name) / f"{number}.log").read_text(errors="replace").splitlines()
+                    why = next((x for x in reversed(lines) if "error" in x.lower()), f"exit code {helper.returncode}")
+                    s.console.say(f"       a further process of --gates.jobs ended early: {why}", style="yellow")
                 helper.terminate()
             for helper in helpers:
                 try:
@@ -64,11 +71,20 @@ def of_stage(claims: Claims | None, name: str, evidence: Path) -> Claims | None:
     return replace(claims, folder=folder, evidence=evidence, others_sources={})
 
 
-def _start(argv: list[str], folder: Path, number: int, threads: int) -> subprocess.Popen:
+def micro_batches(cfg: Config, ranks: int) -> list[str]:
+    """Return the settings with which one process takes micro-batches of the size that each of several ranks takes."""
+    own = {f"{name}.accumulate": phase.accumulate for name, phase in phases(cfg).items()}
+    every = {"train.accumulate": cfg.train.accumulate, **own}
+    return [w for k, v in every.items() if v and ranks > 1 for w in (f"--{k}", str(v * ranks))]
+
+
+def _start(argv: list[str], folder: Path, number: int, threads: int, ranks: int) -> subprocess.Popen:
     own = {k: v for k, v in os.environ.items() if k not in RANKS and not k.startswith(("TORCHELASTIC_", "MASTER_"))}
-    own.pop("TRAINWORTHY_EXIT", None)
+    for name in ("TRAINWORTHY_EXIT", "TRAINWORTHY_PROCESSES"):
+        own.pop(name, None)
     own |= {
         FOLDER: str(folder),
+        TOGETHER: str(ranks),
         "TRAINWORTHY_FOLDER": str(folder / str(number)),
         "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": str(threads),

@@ -59,7 +59,7 @@ def signalled(name: str, folder: Path, again: str) -> tuple[str, int]:
     return f"{name}: nothing was saved yet\n  next:         {again}", 128 + signal.Signals[name]
 
 
-def crashed(error: Exception, folder: Path, again: str) -> Crashed:
+def crashed(error: Exception | SystemExit, folder: Path, again: str) -> Crashed:
     """Turn `error` into the planned end of the run in `folder`. `again`: the command that starts it anew."""
     saved = newest(folder)
     full = isinstance(error, OSError) and error.errno in DISK_FULL

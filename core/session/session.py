@@ -21,7 +21,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Signalled, Stop, UserError
 from trainworthy.core.base.files import stamp, write_whole
 from trainworthy.core.base.locks import held
-from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.processes import agreed, launcher_words
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
 from trainworthy.core.loop import init_from, shard
@@ -209,7 +209,7 @@ def session_lock(session: Session) -> Iterator[None]:
 def reported(session: Session) -> Iterator[None]:
     """Write a report page for every planned end."""
     verb = session.command or ("check" if session.folder.parent.name == "checks" else "run")
-    again = shlex.join(["trainworthy", verb, *session.argv])
+    again = shlex.join(["trainworthy", verb, *session.argv, *launcher_words(session.accelerator)])
     try:
         yield
     except Signalled as arrived:
@@ -218,7 +218,7 @@ def reported(session: Session) -> Iterator[None]:
         stop.restart = str(arrived) == "SIGTERM" and not nodes.user_stopped()  # else torchrun sent it
     except Stop as planned:
         stop = planned
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a recipe's own sys.exit() is no planned end
         stop = process_end.crashed(error, session.folder, again)
     else:
         if session.main:

@@ -4,20 +4,21 @@ import json
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from trainworthy.core.base.console import Console
+from trainworthy.core.base.settings import Config, Train
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates.claims import Claims
 from trainworthy.core.gates.gate import Gate
 from trainworthy.core.gates.runner import run_gates
 from trainworthy.core.session import checking, gate_processes
 
-from tests.conftest import Done
+from tests.conftest import Done, patched
 from tests.core.test_explained import context, gate
 from tests.helpers.commands import assert_refused, outputs, start, wait_until
 
@@ -95,12 +96,55 @@ def test_a_signal_ends_all_processes(fork: Callable[..., Path], tmp_path: Path):
     assert not psutil.wait_procs(helpers, timeout=5)[1]
 
 
-def test_several_ranks_run_their_gates_together(launch: Callable[..., Done]):
-    assert_refused(
-        launch("check", "vision/classify", "-n", "2", "--gates.jobs", "2"),
-        "--gates.jobs 2 and -n 2",
-        "all 2 processes together",
-    )
+def test_several_ranks_run_what_compares_them_and_share_the_rest(
+    fork: Callable[..., Path], launch: Callable[..., Done], tmp_path: Path
+):
+    together = 'core.Gate("together", "C1", "", together, compares_ranks=True), core.Gate("waits", '
+    counts = """
+def together(context):
+    size = context.accelerator.num_processes * context.cfg.train.accumulate
+    Path(f"rank-{os.getpid()}").write_text(f"{context.accelerator.num_processes} {size}")
+    return core.Finding(True, "", "")
+
+
+def waits("""
+    mine = pair(fork, ok=True)
+    mine.write_text(patched(mine.read_text(), ('core.Gate("waits", ', together), ("\ndef waits(", counts)))
+    words = ("--only", "schema,together,waits,answers,formula")
+    done = launch("check", "mine.py", "-n", "2", "--gates.jobs", "2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 of 5 gates passed" in done.stdout
+    assert [p.read_text() for p in tmp_path.glob("rank-*")] == ["2 2"] * 2
+    assert (tmp_path / "answer").is_file()
+    assert "ended early" not in done.stdout
+
+
+def test_a_helper_that_crashes_is_reported(fork: Callable[..., Path], launch: Callable[..., Done]):
+    crash = 'if "TRAINWORTHY_GATES" in os.environ:\n    raise SystemExit("one process is gone")\n'
+    fork(("import torch\n", f"import os\n\nimport torch\n\n{crash}"))
+    done = launch("check", "mine.py", "--gates.jobs", "2", "--only", "schema,schedule,wiring")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 gates passed" in done.stdout
+    assert "a further process of --gates.jobs ended early: error: one process is gone" in done.stdout
+
+
+def test_helpers_of_several_ranks_leave_them_the_gates_that_compare_ranks(tmp_path: Path):
+    ran: list[str] = []
+    gates = [replace(gate(name, True, ran), compares_ranks=name == "b") for name in "abc"]
+    helper = replace(shared(tmp_path, main=False, works=lambda: True), ranks=2)
+    found = run_gates(gates, context(tmp_path), known={}, console=Console(quiet=True), claims=helper)
+    assert (ran, [v.id for v in found]) == (["a", "c"], ["a", "c"])
+
+
+def test_a_helper_of_several_ranks_keeps_the_size_of_their_micro_batches():
+    cfg = Config(train=Train(accumulate=2))
+    assert gate_processes.micro_batches(cfg, 4) == ["--train.accumulate", "8"]
+    assert gate_processes.micro_batches(cfg, 1) == []
+
+
+def test_settings_that_share_no_gates_are_refused(launch: Callable[..., Done]):
+    words = ("check", "vision/classify", "-n", "2", "--gates.jobs", "2", "--shard", "full")
+    assert_refused(launch(*words), "--gates.jobs 2 and --run.shard full", "all processes together")
     assert_refused(launch("check", "vision/classify", "--gates.jobs", "0"), "--gates.jobs must be at least 1")
 
 

@@ -109,6 +109,19 @@ def test_a_crash_before_the_first_checkpoint_is_not_called_saved(launch, fork):
     assert (done.folder() / "report.html").is_file()
 
 
+def test_a_recipe_that_leaves_by_itself_is_no_success(launch, fork):
+    fork((LOOP, RAISES + "raise SystemExit(0)\n"))
+    done = launch("run", "mine.py", *QUICK, *SAVING, code=5)
+    holds(done.stderr, "crashed: SystemExit: 0", "trainworthy resume")
+    assert (done.folder() / "report.html").is_file()
+
+
+def test_a_recipe_that_leaves_while_it_is_imported_says_why(launch, fork):
+    fork(("import torch\n", "import torch\n\nraise SystemExit('no pictures in /data')\n"))
+    done = launch("check", "mine.py", code=1)
+    assert done.stderr.strip().splitlines()[-1] == "error: no pictures in /data"
+
+
 def test_a_crash_while_workers_read_ends(launch, fork):
     fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
     launch("run", "mine.py", *QUICK, *SAVING, "--loader.workers", "2", timeout=90, code=5)

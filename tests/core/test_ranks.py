@@ -84,6 +84,9 @@ def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
 def test_a_gate_names_ranks_that_train_alone_first(fork, tmp_path: Path):
     fork((LOOP, ALONE))
     done = trainworthy("check", "mine.py", "-n", 2, "--only", "wiring", cwd=tmp_path, code=3)
+    assert "try again:    trainworthy check mine.py --only wiring -n 2" in done.stdout + done.stderr
+    (repro,) = tmp_path.glob("runs/*/checks/*/gates/wiring/repro.py")
+    assert "'-n', '2'" in repro.read_text()
     shown = done.stdout.splitlines()
     (failed,) = [line for line in shown if "FAIL" in line]
     assert failed.split("wiring")[1].strip().startswith("ranks diverge: gradients are not exchanged")

@@ -41,6 +41,7 @@ MADE = ", of the loss on the batch that the loop makes: every micro-batch is mad
     rows="C10",
     title="the division into micro-batches does not change the gradient",
     reads="data model loss counts expect train",
+    compares_ranks=True,
 )
 def accumulation(context: GateContext) -> Finding:
     """Run one step of `train()` on one global batch, whole and in equal and unequal micro-batches: the optimiser gets one gradient."""

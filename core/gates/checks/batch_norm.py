@@ -61,6 +61,7 @@ def by_batch(model: nn.Module) -> Iterator[None]:
     rows="V7",
     title="batches are large enough for batch norm's statistics, and the run is long enough for the running ones",
     reads="data model expect train",
+    compares_ranks=True,
 )
 def batch_norm(context: GateContext) -> Finding:
     """Run one step of `train()` on a batch of the run's size, divided as in the run, and count the samples that each

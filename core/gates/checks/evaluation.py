@@ -36,6 +36,7 @@ TOGETHER = (
     rows="C12 V2",
     title="evaluation is repeatable and changes nothing",
     reads="data model loss evaluate metric state train",
+    compares_ranks=True,
 )
 def evaluation(context: GateContext) -> Finding:
     """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further

@@ -112,6 +112,7 @@ def _digest(entries: list[Any]) -> str:
     rows="C15",
     title="every epoch reads each sample once, in a new order, with new random draws",
     reads="data loss expect train",
+    compares_ranks=True,
 )
 def reading(context: GateContext) -> Finding:
     """Run two epochs of `train()` over a few samples with two loader workers. Record the arguments and results
@@ -359,7 +360,13 @@ def _processes(context: GateContext, data: Data, indices: list[int], size: int) 
     )
 
 
-@gate("new-samples", rows="C15", title="each iteration reads other samples than the one before", reads="data train")
+@gate(
+    "new-samples",
+    rows="C15",
+    title="each iteration reads other samples than the one before",
+    reads="data train",
+    compares_ranks=True,
+)
 def new_samples(context: GateContext) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
     of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""

@@ -109,6 +109,7 @@ def off_schedule(context: GateContext) -> str:
     rows="C9 C11",
     title="every optimiser steps once per iteration, at its scheduled rate, with a clipped gradient",
     reads="optimizers expect train",
+    compares_ranks=True,
 )
 def schedule(context: GateContext) -> Finding:
     """Compare the rates of twenty rehearsed iterations with the schedule's formula, and check the formula over the full

@@ -75,6 +75,7 @@ def _tolerance(run: Run) -> float:
     rows="C3 C9",
     title="trained parameters get the loss's gradient and change, frozen ones do not",
     reads="model loss counts optimizers expect train",
+    compares_ranks=True,
 )
 def wiring(context: GateContext) -> Finding:
     """Checks several steps at the peak rate, so that a zero-initialised head or a warmup raises no false alarm."""
@@ -235,6 +236,7 @@ train() keeps state in a local variable"""
     rows="C13",
     title="a stopped and resumed run equals an uninterrupted one, bit for bit",
     reads="data model loss optimizers state train",
+    compares_ranks=True,
 )
 def resume(context: GateContext) -> Finding:
     """Compare six uninterrupted steps with three steps, a checkpoint, a fresh build, and three more: weights, optimiser

@@ -22,6 +22,7 @@ COARSE = 20  # times that in bf16
     rows="C13",
     title="the sharded model trains and evaluates as the unsharded one",
     reads="data model loss counts optimizers evaluate metric state expect shard_units train",
+    compares_ranks=True,
 )
 def sharding(context: GateContext) -> Finding:
     """Train four steps of two unequal micro-batches at the peak rate twice: with the whole model in each process, and

@@ -19,6 +19,7 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     "environments",
     rows="R4 C15",
     title="environments have different seeds, and continue from a checkpoint exactly",
+    compares_ranks=True,
 )
 def replay(context: GateContext) -> Finding:
     """Takes random actions and saves the state half-way. New environments that load it must return the same observations."""
