@@ -5,7 +5,20 @@ from pathlib import Path
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.source import caches, exchanged, formulas, rows, scores, sequences, splits, transitions, values
+from trainworthy.guard.source import (
+    caches,
+    exchanged,
+    formulas,
+    loops,
+    no_effect,
+    rows,
+    scores,
+    sequences,
+    shared_objects,
+    splits,
+    transitions,
+    values,
+)
 from trainworthy.guard.source.reading import Source, read
 
 RULES: tuple[Callable[[Source], Fault | None], ...] = (
@@ -45,13 +58,34 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     values.carried,
     formulas.turned_sign,
     caches.reread,
+    no_effect.uncalled,
+    no_effect.compared,
+    no_effect.dropped,
+    no_effect.misspelt,
+    no_effect.unread_rate,
+    no_effect.replaced_seed,
+    no_effect.always_true,
+    no_effect.text_for_a_flag,
+    no_effect.unread_option,
+    shared_objects.late_bound,
+    shared_objects.repeated_layer,
+    shared_objects.repeated_list,
+    shared_objects.misplaced,
+    loops.same_net,
+    loops.first_turn,
+    loops.begun_in_each_turn,
+    loops.never_begun_again,
+    loops.stale,
+    rows.shuffled_twice,
+    exchanged.parts,
 )
 """In their order: the first fault that one finds is the result of the check."""
 
 
-def check(script: Path) -> dict:
-    """Read the script and the modules of its folder that it imports. Nothing is run."""
+def check(script: Path, argv: list[str] | None = None) -> dict:
+    """Read the script and the modules of its folder that it imports. Nothing is run. `argv`: the arguments that it is started with."""
     source = read(script)
+    source.argv = argv or []
     if not source.trees:
         return skip("names", "the script's source cannot be read")
     for rule in RULES:

@@ -5,7 +5,7 @@ from collections import Counter
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.calls import is_call
-from trainworthy.guard.source.nodes import Function, inside, only, tail, variable, words
+from trainworthy.guard.source.nodes import INPUTS, LABELS, Function, inside, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.symmetric import alike, symmetric
 
@@ -126,6 +126,25 @@ def samples(source: Source) -> Fault | None:
                     f"({', '.join(results)}) in line {sets[0].lineno}",
                     f"`{names[i]}` and `{names[j]}` are exchanged: each holds the other's values",
                 )
+    return None
+
+
+def parts(source: Source) -> Fault | None:
+    """Find `X_train, y_train, X_test, y_test = train_test_split(X, y)`: it returns both parts of X before those of y."""
+    for file, node in source.of(ast.Assign):
+        match node:
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[_, second, third, _]) as names], value=ast.Call(args=[_, _]) as call
+            ):
+                if (
+                    is_call(call, "train_test_split")
+                    and set(words(tail(second))) & LABELS
+                    and set(words(tail(third))) & INPUTS
+                ):
+                    return (
+                        f"line {node.lineno} of {file} unpacks `{ast.unparse(names)}` from train_test_split()",
+                        "it returns both parts of the first array, then both of the second: X_train, X_test, y_train, y_test",
+                    )
     return None
 
 

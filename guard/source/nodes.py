@@ -9,6 +9,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.Lambda, ast.ClassDef)
 LOOPS = (ast.For, ast.While)
+INPUTS = {"x", "data", "features", "feats", "images", "imgs", "inputs", "samples", "sentences", "texts", "xs"}
+LABELS = {"y", "labels", "targets", "classes", "ys"}
+"""Words of the names of inputs, and of what belongs to each of them."""
 
 
 def tail(node: ast.AST | None) -> str:

@@ -23,6 +23,8 @@ class Source:
     """Names that any file reads."""
     dropped: list[tuple[str, ast.stmt]] = field(default_factory=list)
     """Functions and classes that nothing names, with their files."""
+    argv: list[str] = field(default_factory=list)
+    """The arguments that the script is started with."""
     kinds: dict[tuple[type, ...], list[tuple[str, Any]]] = field(default_factory=dict)
     """What `of` has found."""
 

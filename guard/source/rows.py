@@ -4,9 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.assignments import paired, targets
+from trainworthy.guard.source.assignments import paired, stored, targets
 from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled
-from trainworthy.guard.source.nodes import LOOPS, inside, only, tail, variable
+from trainworthy.guard.source.nodes import INPUTS, LABELS, LOOPS, inside, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 
 DRAWN = ("randperm", "permutation")
@@ -43,6 +43,29 @@ def misaligned(source: Source) -> Fault | None:
                             f"line {line} of {file} takes the rows `{cut}` of `{base}`, and of `{rows[0]}` the rows `{name}`, which are shuffled",
                             f"`{base}[{name}]` is meant: each row is joined with that of another sample",
                         )
+    return None
+
+
+def shuffled_twice(source: Source) -> Fault | None:
+    """Find `np.random.shuffle(images)`, then `np.random.shuffle(labels)`: each gets an order of its own."""
+    for file, block in source.blocks:
+        before: tuple[int, str] | None = None
+        for line in block:
+            match line:
+                case ast.Expr(
+                    value=ast.Call(func=ast.Attribute(attr="shuffle", value=drawer), args=[ast.Name(id=name)])
+                ) if tail(drawer):
+                    kinds = set(words(name))
+                    if before and kinds & LABELS:
+                        return (
+                            f"lines {before[0]} and {line.lineno} of {file} shuffle `{before[1]}` and `{name}`, each into an order of its own",
+                            "samples and labels no longer belong together: index both by one permutation",
+                        )
+                    before = (line.lineno, name) if kinds & INPUTS and not kinds & LABELS else before
+                case _ if before and (
+                    before[1] in stored(line) or any("seed" in tail(n) or "state" in tail(n) for n in ast.walk(line))
+                ):
+                    before = None
     return None
 
 

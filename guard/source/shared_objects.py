@@ -1,0 +1,84 @@
+"""Finds objects that are made once where several are meant: a layer that a list repeats, lists in a list, a variable that lambdas share; and
+arguments that land in another parameter than it looks like."""
+
+import ast
+
+from torch import nn
+from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.source.calls import is_call
+from trainworthy.guard.source.nodes import tail
+from trainworthy.guard.source.reading import Source
+
+WEIGHTLESS = ("Module", "Identity", "ReLU", "LeakyReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "Softmax", "Dropout", "Dropout2d",
+              "MaxPool2d", "AvgPool2d", "Flatten")  # fmt: skip
+LAYERS = tuple(k for k in vars(nn) if k[:1].isupper() and k not in WEIGHTLESS)
+TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention")
+
+
+def repeated_layer(source: Source) -> Fault | None:
+    """Find `nn.Sequential(*[Block(64)] * 4)`: one block, four times."""
+    kinds = source.calls.classes.items()
+    own = {name for name, found in kinds if any("Module" in map(tail, kind.bases) for kind in found)}
+    for file, node in source.of(ast.BinOp):
+        match node:
+            case ast.BinOp(left=ast.List(elts=[made]), op=ast.Mult()) if is_call(made, *LAYERS, *own):
+                text = ast.unparse(made)
+                return (
+                    f"line {node.lineno} of {file} repeats `{text}` by `*`: all entries are one layer with the same weights",
+                    f"one layer for each is meant: [{text} for _ in range({ast.unparse(node.right)})]",
+                )
+    return None
+
+
+def repeated_list(source: Source) -> Fault | None:
+    """Find `rows = [[]] * n`, then `rows[i].append(x)`: all entries are one list."""
+    for file, node in source.of(ast.Assign):
+        match node:
+            case ast.Assign(
+                targets=[target],
+                value=ast.BinOp(left=ast.List(elts=[ast.List(elts=[]) | ast.Dict(keys=[])]), op=ast.Mult()),
+            ):
+                name = ast.unparse(target)
+                for _, call in source.of(ast.Call):
+                    match call.func:
+                        case ast.Attribute(attr="append" | "extend" | "update", value=ast.Subscript(value=base)) if (
+                            ast.unparse(base) == name
+                        ):
+                            return (
+                                f"line {node.lineno} of {file} repeats one list by `*`; line {call.lineno} fills `{ast.unparse(call.func.value)}`",
+                                "all entries are the same list, and each gets what is meant for all: [[] for _ in range(...)]",
+                            )
+    return None
+
+
+def late_bound(source: Source) -> Fault | None:
+    """Find `[lambda x: f(x, k) for k in ks]`: each of the functions reads the last k."""
+    for file, node in source.of(ast.ListComp, ast.DictComp):
+        made = node.value if isinstance(node, ast.DictComp) else node.elt
+        if not isinstance(made, ast.Lambda):
+            continue
+        turns = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        own = {a.arg for a in (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)}
+        if late := {n.id for n in ast.walk(made.body) if isinstance(n, ast.Name)} & turns - own:
+            name = min(late)
+            return (
+                f"line {node.lineno} of {file} makes a function for each `{name}`, and all of them read the last one",
+                f"a lambda reads `{name}` when it is called: `lambda ..., {name}={name}: ...` keeps each of them",
+            )
+    return None
+
+
+def misplaced(source: Source) -> Fault | None:
+    """Find `nn.LSTM(8, 16, 2, True)`, whose fourth argument is the bias, and `SGD(parameters, 0.1, 1e-4)`, whose third is the momentum."""
+    for file, call in source.of(ast.Call):
+        keys, cause = {k.arg for k in call.keywords}, ""
+        match tail(call.func), call.args:
+            case name, [_, _, _, ast.Constant(value=True)] if name in TIME_FIRST and "batch_first" not in keys:
+                cause = "the fourth argument is `bias`, so batches are read as (time, batch, ...): batch_first=True is meant"
+            case "SGD", [_, _, ast.Constant(value=float() as third)] if 0 < third < 0.01 and "momentum" not in keys:
+                cause = f"the third argument is `momentum`: weight_decay={third} is meant"
+            case "StepLR", [_, ast.Constant(value=float() as second), *_] if 0 < second < 1:
+                cause = f"the second argument is `step_size`, a number of epochs: gamma={second} is meant"
+        if cause:
+            return f"line {call.lineno} of {file} is `{ast.unparse(call)}`", cause
+    return None
