@@ -47,12 +47,21 @@ def observer(factory: Callable[[], Script], seed: int) -> See:
 
     def see(id: str) -> dict:
         if id == "names":
-            place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
-            return names.check(Path(place)) if place else skip(id, "the source of the factory is not known")
+            return reader(factory)(id)
         findings = found()
         if isinstance(findings, str):
             raise Skip(findings)
         return findings[id]
+
+    return see
+
+
+def reader(factory: Callable) -> See:
+    """Return the check `names` of the file in which the factory is written."""
+
+    def see(id: str) -> dict:
+        place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
+        return names.check(Path(place)) if place else skip(id, "the source of the factory is not known")
 
     return see
 

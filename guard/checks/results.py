@@ -100,7 +100,7 @@ CHECKS = {
 """Of each check: its title, and what must hold."""
 LEARNING = ("overfit", "signal", "metric")
 """Checks that compare rehearsals on changed data."""
-OF_SCRIPTS = ("names", "ending", "progress", "later", "resume", "ranks", "files")
+OF_SCRIPTS = ("ending", "progress", "later", "resume", "ranks", "files")
 """Checks of a whole script, which a `Loop` has not."""
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +226,16 @@ def test_reference_scores_that_were_computed_first_are_no_rows_of_tokens():
 
 def test_lora_has_no_weights_without_decay_and_passes_wiring():
     assert checked(adapted, "wiring")[0] == "pass"
+
+
+def test_the_file_of_the_function_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fork = "from tests.core.test_hosted import classifier\n\n\ndef make():\n    trainer = classifier()\n    trainer.model.train{}\n    return trainer\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, call, verdict in (("called", "()", "pass"), ("named", "", "fail")):
+        (tmp_path / f"{name}.py").write_text(fork.format(call))
+        found = checked(import_module(name).make, "names")
+        assert found[0] == verdict
+    assert found[1] == "line 6 of named.py is `trainer.model.train`, without parentheses"
 
 
 def frozen_head():
