@@ -309,7 +309,7 @@ class Guard:
         """Check names in the source, without running it."""
         began = time.monotonic()
         try:
-            found = names.check(self.target.path, self.target.argv)
+            found = names.check(self.target.path, self.target.argv, self.target.entry)
         except Exception as error:
             found = skip("names", f"could not be checked: {type(error).__name__}: {error}"[:300])
         self._verdict(found, time.monotonic() - began)

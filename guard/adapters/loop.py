@@ -170,7 +170,8 @@ class LoopGuard(Guard):
     ):
         values = {"--only": ",".join(only), "--waive": ",".join(waive), "--because": "", "--nproc": "1", "--seed": str(seed),
                   "--steps": str(first.steps), "--seconds": str(first.seconds)}  # fmt: skip
-        super().__init__(Target(Path(place), []), values, True, console, Path(), folder or Path())
+        target = Target(Path(place), [], entry=getattr(factory, "__name__", ""))
+        super().__init__(target, values, True, console, Path(), folder or Path())
         self.factory, self.expect, self.reasons = factory, first.expect, waive
         self.first: Loop | None = first
         self.seed, self.written, self.higher = seed, folder is not None, first.higher_is_better

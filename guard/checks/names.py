@@ -82,9 +82,10 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
 """In their order: the first fault that one finds is the result of the check."""
 
 
-def check(script: Path, argv: list[str] | None = None) -> dict:
-    """Read the script and the modules of its folder that it imports. Nothing is run. `argv`: the arguments that it is started with."""
-    source = read(script)
+def check(script: Path, argv: list[str] | None = None, entry: str = "") -> dict:
+    """Read the script and the modules of its folder that it imports. Nothing is run. `argv`: the arguments that it is started with.
+    `entry`: a function of the script that is called from elsewhere."""
+    source = read(script, entry)
     source.argv = argv or []
     if not source.trees:
         return skip("names", "the script's source cannot be read")

@@ -15,3 +15,5 @@ class Target:
     argv: list[str]
     module: str = ""
     batches: tuple[str, ...] = BATCHES
+    entry: str = ""
+    """A function of the script that is called from elsewhere."""

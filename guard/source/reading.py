@@ -65,9 +65,9 @@ class Source:
         return Calls(self.trees, self.nodes)
 
 
-def read(script: Path) -> Source:
+def read(script: Path, entry: str = "") -> Source:
     """Read a script and the modules that it imports from its folder, from the folder of its package, and from the working directory. A file
-    that is no Python is left out."""
+    that is no Python is left out. `entry`: a function of the script that is called from elsewhere."""
     package = script.parent
     while (package / "__init__.py").is_file() and package != package.parent:
         package = package.parent
@@ -90,12 +90,12 @@ def read(script: Path) -> Source:
     found.known = names_in(nodes) | {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
     found.known |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     found.known |= {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    prune(found)
+    prune(found, entry)
     return found
 
 
-def prune(source: Source) -> None:
-    """Leave out functions and classes that nothing names, from what is run on import on: this script does not use them."""
+def prune(source: Source, entry: str) -> None:
+    """Leave out functions and classes that nothing names, from what is run on import and from `entry` on: this script does not use them."""
     defined: dict[str, list[ast.stmt]] = {}
     due: list[ast.AST] = []
     for tree in source.trees.values():
@@ -105,7 +105,8 @@ def prune(source: Source) -> None:
                 due += line.decorator_list
             else:
                 due.append(line)
-    live: set[int] = set()
+    live = {id(one) for one in defined.get(entry, ())}
+    due += defined.pop(entry, ())
     while due:
         for node in ast.walk(due.pop()):
             for one in defined.pop(tail(node), ()):

@@ -229,7 +229,8 @@ def test_lora_has_no_weights_without_decay_and_passes_wiring():
 
 
 def test_the_file_of_the_function_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fork = "from tests.core.test_hosted import classifier\n\n\ndef make():\n    trainer = classifier()\n    trainer.model.train{}\n    return trainer\n"
+    begin = "from tests.core.test_hosted import classifier\n\n\ndef make():\n    trainer = classifier()\n"
+    fork = begin + "    trainer.model.train{}\n    return trainer\n"
     monkeypatch.syspath_prepend(tmp_path)
     for name, call, verdict in (("called", "()", "pass"), ("named", "", "fail")):
         (tmp_path / f"{name}.py").write_text(fork.format(call))
