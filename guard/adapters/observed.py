@@ -61,7 +61,11 @@ def reader(factory: Callable) -> See:
 
     def see(id: str) -> dict:
         place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
-        return names.check(Path(place), entry=factory.__name__) if place else skip(id, "the source of the factory is not known")
+        return (
+            names.check(Path(place), entry=factory.__name__)
+            if place
+            else skip(id, "the source of the factory is not known")
+        )
 
     return see
 
