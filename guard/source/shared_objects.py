@@ -5,8 +5,9 @@ import ast
 
 from torch import nn
 from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.source.assignments import named, stored
 from trainworthy.guard.source.calls import is_call
-from trainworthy.guard.source.nodes import tail
+from trainworthy.guard.source.nodes import tail, variable
 from trainworthy.guard.source.reading import Source
 
 WEIGHTLESS = ("Module", "Identity", "ReLU", "LeakyReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "Softmax", "Dropout", "Dropout2d",
@@ -16,18 +17,35 @@ TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention")
 
 
 def repeated_layer(source: Source) -> Fault | None:
-    """Find `nn.Sequential(*[Block(64)] * 4)`: one block, four times."""
+    """Find `nn.Sequential(*[Block(64)] * 4)`: one block, four times. A list whose entries do not follow each other may share one on purpose."""
     kinds = source.calls.classes.items()
     own = {name for name, found in kinds if any("Module" in map(tail, kind.bases) for kind in found)}
+    stacks = followed(source)
+    rows = [n.args for _, n in source.of(ast.Call) if is_call(n, "Sequential")]
+    rows += [[n.value] for _, n in source.of(ast.Assign) if {tail(t) for t in n.targets} & stacks]
+    within = {id(n) for given in rows for one in given for n in ast.walk(one)}
     for file, node in source.of(ast.BinOp):
         match node:
-            case ast.BinOp(left=ast.List(elts=[made]), op=ast.Mult()) if is_call(made, *LAYERS, *own):
+            case ast.BinOp(left=ast.List(elts=[made]), op=ast.Mult()) if id(node) in within and is_call(
+                made, *LAYERS, *own
+            ):
                 text = ast.unparse(made)
                 return (
                     f"line {node.lineno} of {file} repeats `{text}` by `*`: all entries are one layer with the same weights",
                     f"one layer for each is meant: [{text} for _ in range({ast.unparse(node.right)})]",
                 )
     return None
+
+
+def followed(source: Source) -> set[str]:
+    """Return the names of lists whose layers follow each other: `for layer in self.layers: x = layer(x)`."""
+    found = set()
+    for _, loop in source.of(ast.For):
+        for name, _, value in named(ast.walk(loop)):
+            applied = isinstance(value, ast.Call) and variable(value.func) in stored(loop)
+            if applied and name in {variable(a) for a in value.args}:
+                found |= {tail(n) for n in ast.walk(loop.iter)}
+    return found
 
 
 def repeated_list(source: Source) -> Fault | None:

@@ -157,9 +157,14 @@ class Block(nn.Module):
         self.rows = nn.LSTM(4, 4, 1, batch_first=True)
         self.blocks = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
         self.quiet = nn.Sequential(*[nn.ReLU()] * 2)
+        self.steps = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.heads = nn.ModuleList([nn.Linear(4, 4)] * 2)
 
     def forward(self, x):
-        return self.blocks(self.rows(x)[0][:, -1])
+        x = self.blocks(self.rows(x)[0][:, -1])
+        for step in self.steps:
+            x = step(x)
+        return sum(head(x) for head in self.heads)
 
 
 def evaluate(net, loader, criterion):
@@ -241,6 +246,11 @@ LOOPS = {
     "one layer three times": (
         "[nn.Linear(4, 4) for _ in range(3)]",
         "[nn.Linear(4, 4)] * 3",
+        "one layer for each is meant",
+    ),
+    "one layer two times": (
+        "[nn.Linear(4, 4) for _ in range(2)]",
+        "[nn.Linear(4, 4)] * 2",
         "one layer for each is meant",
     ),
     "one list four times": ("[[] for _ in range(4)]", "[[]] * 4", "[[] for _ in range(...)]"),
