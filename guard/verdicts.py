@@ -25,7 +25,7 @@ from trainworthy.guard.checks import (
     right_answers,
 )
 from trainworthy.guard.checks.results import CHECKS, LEARNING, finding, nearest, skip, verdict
-from trainworthy.guard.measures import printed_scores
+from trainworthy.guard.measures.scores import printed_scores
 from trainworthy.guard.rehearsals import rehearsal, sandbox
 from trainworthy.guard.rehearsals.control import Plan
 from trainworthy.guard.rehearsals.rehearsal import Outcome

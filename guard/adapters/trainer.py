@@ -20,7 +20,7 @@ from trainworthy.guard.adapters.objective import smoothing_floor
 from trainworthy.guard.adapters.script_stage import peak
 from trainworthy.guard.adapters.subject import Subject
 from trainworthy.guard.adapters.trainer_gates import GATES, reachable
-from trainworthy.guard.measures import trainer_counts
+from trainworthy.guard.measures.trainers import trainer_counts
 from transformers import EvalPrediction, Trainer
 
 CHANCE = 256  # samples on which the chance level is measured

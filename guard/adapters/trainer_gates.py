@@ -14,9 +14,9 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data
 from trainworthy.guard.adapters import trainer_rates
 from trainworthy.guard.adapters.class_weights import of_trainer
-from trainworthy.guard.measures import (
+from trainworthy.guard.measures.losses import supervision
+from trainworthy.guard.measures.trainers import (
     preferred_tokens,
-    supervision,
     trainer_columns,
     trainer_counts,
     trainer_scores,

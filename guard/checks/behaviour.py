@@ -8,9 +8,9 @@ from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks import initial_weights
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
-from trainworthy.guard.measures.averages import share_left
+from trainworthy.guard.measures.data.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on, pooled
+from trainworthy.guard.measures.models.averages import share_left
 from trainworthy.guard.measures.records import DROPS, NORMS
-from trainworthy.guard.measures.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on, pooled
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 

@@ -15,11 +15,11 @@ from trainworthy.core.base.seeds import kept_draws
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import first_float, floats, tensors
-from trainworthy.guard.measures import interleaved
-from trainworthy.guard.measures import rows as sample_rows
-from trainworthy.guard.measures.logits import classes_last
+from trainworthy.guard.measures.data import interleaved
+from trainworthy.guard.measures.losses.logits import classes_last
+from trainworthy.guard.measures.losses.targets import fits, following, tokens_of
+from trainworthy.guard.measures.models import rows as sample_rows
 from trainworthy.guard.measures.records import bare, logits_of
-from trainworthy.guard.measures.targets import fits, following, tokens_of
 
 # Names of what a model may read in some calls alone
 GIVEN = re.compile(r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size")

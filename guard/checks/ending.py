@@ -10,9 +10,11 @@ from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks import behaviour
 from trainworthy.guard.checks.results import ENDED, finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.measures import averages, best_weights, row_invariants, token_pairs
+from trainworthy.guard.measures.data import row_invariants, token_pairs
+from trainworthy.guard.measures.data.scales import SCALE, begins_otherwise, fault, goes_on, pooled
+from trainworthy.guard.measures.models import averages
 from trainworthy.guard.measures.records import Group
-from trainworthy.guard.measures.scales import SCALE, begins_otherwise, fault, goes_on, pooled
+from trainworthy.guard.measures.scores import best_weights
 from trainworthy.guard.observing.to_the_end import Evaluation, Following, inside, kind
 
 QUALITY = ("learning",)  # the training before was short

@@ -11,7 +11,7 @@ from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops,
 from trainworthy.guard.checks.objectives import dropped_terms, unrestored
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.measures.missing_gradients import swept, without
+from trainworthy.guard.measures.models.missing_gradients import swept, without
 from trainworthy.guard.measures.records import CLOSE, Group, pretrained
 from trainworthy.guard.observing.observer import Observer
 

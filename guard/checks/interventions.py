@@ -3,8 +3,8 @@
 import math
 
 from trainworthy.guard.checks.results import LEARNING, finding, skip
-from trainworthy.guard.measures.float_targets import BINARY
-from trainworthy.guard.measures.printed_scores import printed, printed_between, scores
+from trainworthy.guard.measures.losses.float_targets import BINARY
+from trainworthy.guard.measures.scores.printed_scores import printed, printed_between, scores
 
 LEARNT = 0.8  # of the loss that is left without the input
 IDLE = 25  # steps at the loss of the best constant within which a model may be about to use its input

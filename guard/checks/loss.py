@@ -12,10 +12,11 @@ from trainworthy.guard.checks import causality, objectives
 from trainworthy.guard.checks.behaviour import lagging
 from trainworthy.guard.checks.invariants import names, tops
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures import indexing, interpolated, mixing, pairing, supervision
-from trainworthy.guard.measures.class_numbers import CAUSE, numbering
-from trainworthy.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
-from trainworthy.guard.measures.targets import constant_losses, floored
+from trainworthy.guard.measures.data import indexing, interpolated
+from trainworthy.guard.measures.data.class_numbers import CAUSE, numbering
+from trainworthy.guard.measures.losses import mixing, pairing, supervision
+from trainworthy.guard.measures.losses.float_targets import binary_right, output_target_correlation, r_squared
+from trainworthy.guard.measures.losses.targets import constant_losses, floored
 from trainworthy.guard.observing.observer import Observer
 
 SETTLED = 8  # losses just before an evaluation: after five steps at a high rate, answers may be wrong in one way

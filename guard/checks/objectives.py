@@ -12,8 +12,9 @@ from trainworthy.guard.checks.invariants import names, tops, with_and_without
 from trainworthy.guard.checks.policies import advantages
 from trainworthy.guard.checks.results import finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.measures import class_conditions, collapse, loss_terms, penalties, policy_rewards, variational
-from trainworthy.guard.measures.regression import unexplained_share
+from trainworthy.guard.measures.control import policy_rewards
+from trainworthy.guard.measures.losses import class_conditions, collapse, loss_terms, penalties, variational
+from trainworthy.guard.measures.losses.regression import unexplained_share
 
 
 def direction(seen: Any) -> dict:

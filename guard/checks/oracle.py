@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.checks.results import finding
-from trainworthy.guard.measures.printed_scores import printed, printed_between, scores
 from trainworthy.guard.measures.records import used
+from trainworthy.guard.measures.scores.printed_scores import printed, printed_between, scores
 
 SURE = 10.0  # logits of an answer
 # Of right answers; iou: of classes that may be missing

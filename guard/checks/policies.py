@@ -4,7 +4,7 @@ from typing import Any
 
 from trainworthy.guard.checks.invariants import names, tops, with_and_without
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.measures.advantages import Sums
+from trainworthy.guard.measures.control.advantages import Sums
 
 ENDED = 3  # steps that ended an episode: each follows the sum by chance in one of a thousand
 STEPS = 8  # updates

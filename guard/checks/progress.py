@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from trainworthy.guard.checks.ending import cut_short
 from trainworthy.guard.checks.results import ENDED, finding, skip
-from trainworthy.guard.measures.printed_scores import BOUNDED, OBJECTIVES, Series, comparable, series
+from trainworthy.guard.measures.scores.printed_scores import BOUNDED, OBJECTIVES, Series, comparable, series
 
 if TYPE_CHECKING:
     from trainworthy.guard.rehearsals.rehearsal import Outcome

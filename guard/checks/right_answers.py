@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.checks.oracle import ROWS, Oracle, saying, wanted
 from trainworthy.guard.checks.results import ENDED
-from trainworthy.guard.measures.float_targets import BINARY
-from trainworthy.guard.measures.printed_scores import Series, printed_between, series
+from trainworthy.guard.measures.losses.float_targets import BINARY
 from trainworthy.guard.measures.records import written
+from trainworthy.guard.measures.scores.printed_scores import Series, printed_between, series
 
 if TYPE_CHECKING:
     from trainworthy.guard.rehearsals.rehearsal import Outcome

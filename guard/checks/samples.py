@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.guard.checks.results import finding, joined, skip
 from trainworthy.guard.hooks.trees import tensors
-from trainworthy.guard.measures import (
+from trainworthy.guard.measures.data import (
     clocks,
     columns,
     neighbours,
@@ -22,11 +22,11 @@ from trainworthy.guard.measures import (
     restored,
     token_pairs,
 )
-from trainworthy.guard.measures.alignment import turned_apart
-from trainworthy.guard.measures.collating import mispaired
-from trainworthy.guard.measures.drawn_apart import drawn_apart
+from trainworthy.guard.measures.data.alignment import turned_apart
+from trainworthy.guard.measures.data.collating import mispaired
+from trainworthy.guard.measures.data.drawn_apart import drawn_apart
+from trainworthy.guard.measures.losses.supervision import sampler_weights
 from trainworthy.guard.measures.records import Pass
-from trainworthy.guard.measures.supervision import sampler_weights
 from trainworthy.guard.observing.observer import Observer
 
 SECONDS = 3.0  # reading samples of both splits

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
-from trainworthy.guard.measures import preferred_tokens, trainer_columns, trainer_counts, trainer_scores, trainer_tokens
+from trainworthy.guard.measures.trainers import (
+    preferred_tokens,
+    trainer_columns,
+    trainer_counts,
+    trainer_scores,
+    trainer_tokens,
+)
 from trainworthy.guard.observing.observer import Observer
 
 ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed

@@ -18,35 +18,35 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats
-from trainworthy.guard.measures.advantages import Values
-from trainworthy.guard.measures.attention_masks import Masks
-from trainworthy.guard.measures.autograd import beyond
-from trainworthy.guard.measures.bootstrapping import Bootstrapped
-from trainworthy.guard.measures.broadcasting import Outer
-from trainworthy.guard.measures.class_conditions import Conditions
-from trainworthy.guard.measures.dropped_shares import Shares
-from trainworthy.guard.measures.kept_states import States
-from trainworthy.guard.measures.log_scales import LogScales
-from trainworthy.guard.measures.logits import Logits
-from trainworthy.guard.measures.loss_terms import Terms
-from trainworthy.guard.measures.made_anew import MadeAnew
-from trainworthy.guard.measures.mixing import Mixing
-from trainworthy.guard.measures.moved_classes import MovedClasses
-from trainworthy.guard.measures.multi_hot import MultiHot
-from trainworthy.guard.measures.output_ranges import OutputRanges
-from trainworthy.guard.measures.overlaps import Overlaps
-from trainworthy.guard.measures.packed import Packed
-from trainworthy.guard.measures.padded_rows import PaddedRows
-from trainworthy.guard.measures.penalties import Penalties
-from trainworthy.guard.measures.policy_rewards import Credit
+from trainworthy.guard.measures.control.advantages import Values
+from trainworthy.guard.measures.control.bootstrapping import Bootstrapped
+from trainworthy.guard.measures.control.policy_rewards import Credit
+from trainworthy.guard.measures.control.same_rows import SameRows
+from trainworthy.guard.measures.data.packed import Packed
+from trainworthy.guard.measures.data.padded_rows import PaddedRows
+from trainworthy.guard.measures.data.stored_samples import Stored
+from trainworthy.guard.measures.data.unknown_tokens import Lookups
+from trainworthy.guard.measures.losses.broadcasting import Outer
+from trainworthy.guard.measures.losses.class_conditions import Conditions
+from trainworthy.guard.measures.losses.log_scales import LogScales
+from trainworthy.guard.measures.losses.logits import Logits
+from trainworthy.guard.measures.losses.loss_terms import Terms
+from trainworthy.guard.measures.losses.mixing import Mixing
+from trainworthy.guard.measures.losses.moved_classes import MovedClasses
+from trainworthy.guard.measures.losses.multi_hot import MultiHot
+from trainworthy.guard.measures.losses.output_ranges import OutputRanges
+from trainworthy.guard.measures.losses.overlaps import Overlaps
+from trainworthy.guard.measures.losses.penalties import Penalties
+from trainworthy.guard.measures.losses.regression import Regression
+from trainworthy.guard.measures.losses.targets import fits
+from trainworthy.guard.measures.losses.variational import Latent
+from trainworthy.guard.measures.models.attention_masks import Masks
+from trainworthy.guard.measures.models.autograd import beyond
+from trainworthy.guard.measures.models.dropped_shares import Shares
+from trainworthy.guard.measures.models.kept_states import States
+from trainworthy.guard.measures.models.made_anew import MadeAnew
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
-from trainworthy.guard.measures.regression import Regression
-from trainworthy.guard.measures.same_rows import SameRows
-from trainworthy.guard.measures.stored_samples import Stored
-from trainworthy.guard.measures.targets import fits
-from trainworthy.guard.measures.undefined import Undefined
-from trainworthy.guard.measures.unknown_tokens import Lookups
-from trainworthy.guard.measures.variational import Latent
+from trainworthy.guard.measures.scores.undefined import Undefined
 
 CALLS = 200  # recorded calls of each model, with gradients and without
 TEXTS = 64

@@ -9,11 +9,11 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.functions import COMPARED
 from trainworthy.guard.hooks.trees import tensors
-from trainworthy.guard.measures.attention_masks import Masks
-from trainworthy.guard.measures.float_targets import BINARY, SEARCHED, same
-from trainworthy.guard.measures.mixing import weigh
+from trainworthy.guard.measures.losses.float_targets import BINARY, SEARCHED, same
+from trainworthy.guard.measures.losses.mixing import weigh
+from trainworthy.guard.measures.losses.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
+from trainworthy.guard.measures.models.attention_masks import Masks
 from trainworthy.guard.measures.records import CLOSE, current, on_gradient, point
-from trainworthy.guard.measures.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
 
 WRITTEN = 400  # class losses that are recorded
 

@@ -20,15 +20,15 @@ from trainworthy.guard.hooks.initial_weights import Drawn
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.guard.hooks.trees import first_float, tensors
 from trainworthy.guard.measures import records
-from trainworthy.guard.measures.collapse import Collapse
-from trainworthy.guard.measures.float_targets import Fits, beside
-from trainworthy.guard.measures.graphs import Graphs
-from trainworthy.guard.measures.indexing import Indexed
-from trainworthy.guard.measures.pairing import Pairing
+from trainworthy.guard.measures.data.graphs import Graphs
+from trainworthy.guard.measures.data.indexing import Indexed
+from trainworthy.guard.measures.data.scales import Measures
+from trainworthy.guard.measures.losses.collapse import Collapse
+from trainworthy.guard.measures.losses.float_targets import Fits, beside
+from trainworthy.guard.measures.losses.pairing import Pairing
+from trainworthy.guard.measures.losses.supervision import Soft
+from trainworthy.guard.measures.models.rows import Rows
 from trainworthy.guard.measures.records import CLOSE, NORMS, Group, Pass, Sched, bare, class_target, current, used
-from trainworthy.guard.measures.rows import Rows
-from trainworthy.guard.measures.scales import Measures
-from trainworthy.guard.measures.supervision import Soft
 from trainworthy.guard.observing.evidence import Evidence
 from trainworthy.guard.observing.losses import Losses
 from trainworthy.guard.observing.updates import Updates
@@ -246,7 +246,7 @@ class Observer(Updates, Losses):
             self.calm_prints.add(mark := records.fingerprint((args, kwargs)))
             self.evidence.made.add(mark)
         if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
-            from trainworthy.guard.measures.targets import argument
+            from trainworthy.guard.measures.losses.targets import argument
 
             self.labels.append(argument(module, args, kwargs))
         if grad and self.control is not None and self.first_call is self.last_root:

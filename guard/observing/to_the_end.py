@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.streams import Generated
 from trainworthy.guard.hooks.trees import floats, tensors
-from trainworthy.guard.measures.averages import Trail
-from trainworthy.guard.measures.best_weights import Rounds
-from trainworthy.guard.measures.dropped_shares import Shares
+from trainworthy.guard.measures.data.row_invariants import Invariants
+from trainworthy.guard.measures.data.scales import Measures
+from trainworthy.guard.measures.data.token_pairs import known, pairs_of
+from trainworthy.guard.measures.models.averages import Trail
+from trainworthy.guard.measures.models.dropped_shares import Shares
+from trainworthy.guard.measures.models.sampling import Sampling
 from trainworthy.guard.measures.records import alive, class_target, fingerprint, pretrained, used
-from trainworthy.guard.measures.row_invariants import Invariants
-from trainworthy.guard.measures.sampling import Sampling
-from trainworthy.guard.measures.scales import Measures
-from trainworthy.guard.measures.token_pairs import known, pairs_of
+from trainworthy.guard.measures.scores.best_weights import Rounds
 from trainworthy.guard.observing.observer import Observer
 
 TOKENS = 60_000

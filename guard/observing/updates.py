@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats, tensors
-from trainworthy.guard.measures.autograd import nodes
+from trainworthy.guard.measures.data.scales import Measures
+from trainworthy.guard.measures.models.autograd import nodes
 from trainworthy.guard.measures.records import (
     CLOSE,
     EPOCHS,
@@ -26,7 +27,6 @@ from trainworthy.guard.measures.records import (
     values,
     weights,
 )
-from trainworthy.guard.measures.scales import Measures
 
 COLUMNS = 8  # of an input without a loader, from which on its scale is compared
 READS = 40  # such inputs that are read

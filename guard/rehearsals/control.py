@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.base.clock import now
 from trainworthy.guard.checks.oracle import Oracle
 from trainworthy.guard.checks.right_answers import Answers
-from trainworthy.guard.measures.joined_samples import arrange, joined, unfit
+from trainworthy.guard.measures.data.joined_samples import arrange, joined, unfit
 from trainworthy.guard.measures.records import Pass, written
 from trainworthy.guard.observing.observer import Observer
 

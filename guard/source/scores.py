@@ -4,7 +4,7 @@ import ast
 import math
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.best_weights import LOWER
+from trainworthy.guard.measures.scores.best_weights import LOWER
 from trainworthy.guard.source.assignments import named, paired, targets
 from trainworthy.guard.source.calls import is_call, methods, owner
 from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail

@@ -17,6 +17,7 @@ ROOMS = {
     ],
     "core.gates": ["causes", "checks"],
     "guard": ["hooks", "measures", "source", "observing", "checks", "rehearsals", "adapters", "commands"],
+    "guard.measures": ["models", "data", "losses", "control", "scores", "trainers"],
 }  # fmt: skip
 """Rooms of a package, lowest first: a room imports from those before it. Of `core`, each module is in a room; in the others modules beside
 them may be on any level."""

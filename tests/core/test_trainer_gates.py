@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from trainworthy.guard.measures import trainer_tokens
+from trainworthy.guard.measures.trainers import trainer_tokens
 from transformers import PreTrainedTokenizerFast
 
 import trainworthy

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from trainworthy.guard.measures.attention_masks import Masks
+from trainworthy.guard.measures.models.attention_masks import Masks
 
 from tests.guard.guarding import SCRIPTS, guard
 

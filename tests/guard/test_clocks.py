@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
-from trainworthy.guard.measures import clocks
+from trainworthy.guard.measures.data import clocks
 
 HOURS = np.arange(6000)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from trainworthy.guard.measures.contrasts import Contrasts
+from trainworthy.guard.measures.losses.contrasts import Contrasts
 
 import trainworthy
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from trainworthy.guard.checks.samples import samples
 from trainworthy.guard.hooks import events
-from trainworthy.guard.measures import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
-from trainworthy.guard.measures.unknown_tokens import Lookups
+from trainworthy.guard.measures.data import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
+from trainworthy.guard.measures.data.unknown_tokens import Lookups
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.rehearsals.control import Control, Plan
 

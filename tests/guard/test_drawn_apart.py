@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.transforms import functional as TF
-from trainworthy.guard.measures.drawn_apart import drawn_apart
+from trainworthy.guard.measures.data.drawn_apart import drawn_apart
 
 from tests.conftest import patched
 from tests.guard.guarding import guard

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 from trainworthy.guard.checks.schedules import spent
-from trainworthy.guard.measures.averages import Trail, fault
+from trainworthy.guard.measures.models.averages import Trail, fault
+from trainworthy.guard.measures.models.sampling import Sampling
 from trainworthy.guard.measures.records import Sched
-from trainworthy.guard.measures.sampling import Sampling
 
 from tests.guard.guarding import guard
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 from trainworthy.guard.checks import interventions, loss, progress, samples
-from trainworthy.guard.measures import targets
+from trainworthy.guard.measures.losses import targets
 from trainworthy.guard.rehearsals import control, sandbox
 from trainworthy.guard.rehearsals.control import Control, Plan
 from trainworthy.guard.rehearsals.rehearsal import Outcome

@@ -8,10 +8,11 @@ import pytest
 import torch
 from trainworthy.core.base.correlation import pearson
 from trainworthy.guard.checks import objectives
-from trainworthy.guard.measures import policy_rewards, variational
-from trainworthy.guard.measures.mixing import Mixing, compare
-from trainworthy.guard.measures.penalties import Penalties, penalty
-from trainworthy.guard.measures.regression import Regression
+from trainworthy.guard.measures.control import policy_rewards
+from trainworthy.guard.measures.losses import variational
+from trainworthy.guard.measures.losses.mixing import Mixing, compare
+from trainworthy.guard.measures.losses.penalties import Penalties, penalty
+from trainworthy.guard.measures.losses.regression import Regression
 from trainworthy.guard.observing.evidence import Evidence
 
 S = torch.linspace(0.02, 0.98, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]

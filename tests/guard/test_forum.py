@@ -12,8 +12,8 @@ from trainworthy.guard.checks.causality import DEAD, sees_ahead
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.checks.run_checks import symptoms_last
 from trainworthy.guard.checks.schedules import zeroed
-from trainworthy.guard.measures.interleaved import fault, interleaved
-from trainworthy.guard.measures.regression import Regression
+from trainworthy.guard.measures.data.interleaved import fault, interleaved
+from trainworthy.guard.measures.losses.regression import Regression
 from trainworthy.guard.source.reading import read
 from trainworthy.guard.source.splits import again
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from trainworthy.guard.checks import causality, schedules
-from trainworthy.guard.measures.logits import Logits
+from trainworthy.guard.measures.losses.logits import Logits
 
 
 def told(make) -> str:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.guard.measures import targets
-from trainworthy.guard.measures.advantages import Sums, Values
-from trainworthy.guard.measures.log_scales import LogScales
-from trainworthy.guard.measures.multi_hot import MultiHot
-from trainworthy.guard.measures.policy_rewards import Credit
+from trainworthy.guard.measures.control.advantages import Sums, Values
+from trainworthy.guard.measures.control.policy_rewards import Credit
+from trainworthy.guard.measures.losses import targets
+from trainworthy.guard.measures.losses.log_scales import LogScales
+from trainworthy.guard.measures.losses.multi_hot import MultiHot
 
 from tests.conftest import patched
 from tests.guard.guarding import guard

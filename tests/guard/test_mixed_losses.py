@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainworthy.guard.measures import mixing
+from trainworthy.guard.measures.losses import mixing
 
 from tests.guard.guarding import guard
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch.utils.data import TensorDataset
-from trainworthy.guard.measures import neighbours
+from trainworthy.guard.measures.data import neighbours
 
 
 def splits(seed: int, bunch=None, shape=(1, 8, 8)):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from trainworthy.guard.checks import names
 from trainworthy.guard.checks.schedules import falls_to
-from trainworthy.guard.measures.attention_masks import Masks
-from trainworthy.guard.measures.graphs import Graphs
-from trainworthy.guard.measures.missing_gradients import swept, without
+from trainworthy.guard.measures.data.graphs import Graphs
+from trainworthy.guard.measures.models.attention_masks import Masks
+from trainworthy.guard.measures.models.missing_gradients import swept, without
 from trainworthy.guard.measures.records import Group
 
 from tests.conftest import patched

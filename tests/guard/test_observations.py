@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from trainworthy.guard.measures.policy_rewards import Credit, unmoved
+from trainworthy.guard.measures.control.policy_rewards import Credit, unmoved
 
 from tests.guard.guarding import SCRIPTS, guard
 

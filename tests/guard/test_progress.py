@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainworthy.guard.checks import progress
 from trainworthy.guard.checks.results import ENDED
-from trainworthy.guard.measures.printed_scores import comparable, kind_of, series
+from trainworthy.guard.measures.scores.printed_scores import comparable, kind_of, series
 from trainworthy.guard.rehearsals.rehearsal import Outcome
 
 from tests.guard import progress_set, sixth_set

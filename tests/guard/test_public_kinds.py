@@ -3,7 +3,7 @@ their own, targets that were copied to another type, targets of several samples 
 
 import torch
 from trainworthy.guard.checks.interventions import overfit
-from trainworthy.guard.measures.pairing import Pairing
+from trainworthy.guard.measures.losses.pairing import Pairing
 
 from tests.conftest import patched
 from tests.guard.guarding import guard

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from trainworthy.guard.checks.loss import one_class
-from trainworthy.guard.measures.kept_states import States
-from trainworthy.guard.measures.rows import rows_of
-from trainworthy.guard.measures.supervision import shared_target, upside_down
-from trainworthy.guard.measures.targets import describe
+from trainworthy.guard.measures.losses.supervision import shared_target, upside_down
+from trainworthy.guard.measures.losses.targets import describe
+from trainworthy.guard.measures.models.kept_states import States
+from trainworthy.guard.measures.models.rows import rows_of
 
 from tests.guard.guarding import guard
 

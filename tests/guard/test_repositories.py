@@ -4,7 +4,7 @@ no_grad(), iterators of their own, batches that are objects, terminals."""
 import os
 
 from trainworthy.guard.hooks import shield
-from trainworthy.guard.measures.printed_scores import series
+from trainworthy.guard.measures.scores.printed_scores import series
 
 from tests.conftest import patched
 from tests.guard.guarding import STEPS, guard

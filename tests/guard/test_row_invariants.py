@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trainworthy.guard.measures.row_invariants import Invariants, lost
-from trainworthy.guard.measures.supervision import proportional
+from trainworthy.guard.measures.data.row_invariants import Invariants, lost
+from trainworthy.guard.measures.losses.supervision import proportional
 
 
 def seen(*batches: Tensor) -> Invariants:

@@ -5,7 +5,8 @@ import re
 import pytest
 import torch
 from trainworthy.guard.checks import interventions
-from trainworthy.guard.measures import best_weights, indexing, joined_samples, scales
+from trainworthy.guard.measures.data import indexing, joined_samples, scales
+from trainworthy.guard.measures.scores import best_weights
 from trainworthy.guard.rehearsals import control
 
 from tests.guard import seventh_set

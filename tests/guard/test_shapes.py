@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from trainworthy.guard.checks.loss import one_class, positive_first
-from trainworthy.guard.measures.rows import crossing
-from trainworthy.guard.measures.targets import describe, of_a_layer
+from trainworthy.guard.measures.losses.targets import describe, of_a_layer
+from trainworthy.guard.measures.models.rows import crossing
 
 
 def test_scores_of_a_layer_and_of_embeddings():

@@ -12,11 +12,12 @@ from torchvision.transforms import v2
 from trainworthy.guard.checks.causality import sees_the_same_place, unread
 from trainworthy.guard.checks.loss import loss_input, targets
 from trainworthy.guard.checks.schedules import contrary
-from trainworthy.guard.measures import loss_terms, policy_rewards
-from trainworthy.guard.measures.alignment import turned_apart
-from trainworthy.guard.measures.mixing import recovered
+from trainworthy.guard.measures.control import policy_rewards
+from trainworthy.guard.measures.data.alignment import turned_apart
+from trainworthy.guard.measures.losses import loss_terms
+from trainworthy.guard.measures.losses.mixing import recovered
+from trainworthy.guard.measures.losses.supervision import upside_down
 from trainworthy.guard.measures.records import scrambled
-from trainworthy.guard.measures.supervision import upside_down
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from trainworthy.guard.measures.stored_samples import Stored
+from trainworthy.guard.measures.data.stored_samples import Stored
 
 from tests.guard.guarding import guard
 

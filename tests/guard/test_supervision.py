@@ -16,13 +16,14 @@ from trainworthy.guard.checks.loss import loss_input
 from trainworthy.guard.checks.objectives import noise
 from trainworthy.guard.checks.schedules import by_hand
 from trainworthy.guard.hooks import events, initial_weights, patches
-from trainworthy.guard.measures import columns, supervision
-from trainworthy.guard.measures.log_scales import LogScales
-from trainworthy.guard.measures.logits import Logits
-from trainworthy.guard.measures.moved_classes import MovedClasses
-from trainworthy.guard.measures.output_ranges import OutputRanges
-from trainworthy.guard.measures.overlaps import Overlaps
-from trainworthy.guard.measures.targets import describe
+from trainworthy.guard.measures.data import columns
+from trainworthy.guard.measures.losses import supervision
+from trainworthy.guard.measures.losses.log_scales import LogScales
+from trainworthy.guard.measures.losses.logits import Logits
+from trainworthy.guard.measures.losses.moved_classes import MovedClasses
+from trainworthy.guard.measures.losses.output_ranges import OutputRanges
+from trainworthy.guard.measures.losses.overlaps import Overlaps
+from trainworthy.guard.measures.losses.targets import describe
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.rehearsals.control import Control, Plan
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 from torch.optim import lr_scheduler
 from trainworthy.core.base.verdict import Skip
 from trainworthy.guard.adapters import trainer_rates
-from trainworthy.guard.measures import preferred_tokens
+from trainworthy.guard.measures.trainers import preferred_tokens
 from transformers import Trainer, TrainingArguments
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from trainworthy.core.adapters.dropped_rows import DroppedRows
 from trainworthy.guard.checks import trainers
 from trainworthy.guard.hooks import initial_weights, patches
-from trainworthy.guard.measures import trainer_columns, trainer_counts, trainer_scores, trainer_tokens
+from trainworthy.guard.measures.trainers import trainer_columns, trainer_counts, trainer_scores, trainer_tokens
 
 
 class Net(nn.Module):

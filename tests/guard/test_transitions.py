@@ -3,7 +3,7 @@
 import pytest
 import torch
 from trainworthy.guard.checks import names
-from trainworthy.guard.measures.same_rows import SameRows
+from trainworthy.guard.measures.control.same_rows import SameRows
 
 from tests.conftest import patched
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from trainworthy.guard.measures import restored
-from trainworthy.guard.measures.alignment import turned_apart
-from trainworthy.guard.measures.overlaps import Overlaps
-from trainworthy.guard.measures.padded_rows import PaddedRows
+from trainworthy.guard.measures.data import restored
+from trainworthy.guard.measures.data.alignment import turned_apart
+from trainworthy.guard.measures.data.padded_rows import PaddedRows
+from trainworthy.guard.measures.data.scales import begins_otherwise, pooled
+from trainworthy.guard.measures.losses.overlaps import Overlaps
 from trainworthy.guard.measures.rates import unlikely
-from trainworthy.guard.measures.scales import begins_otherwise, pooled
-from trainworthy.guard.measures.undefined import Undefined
+from trainworthy.guard.measures.scores.undefined import Undefined
 
 from tests.guard import twentieth_set, twentieth_set_heldout
 from tests.guard.guarding import assert_named

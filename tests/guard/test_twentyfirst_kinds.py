@@ -11,12 +11,13 @@ from torch.nn.functional import interpolate, max_pool2d
 from torch.nn.functional import one_hot as of_torch
 from trainworthy.guard.checks import behaviour
 from trainworthy.guard.checks.progress import Row
-from trainworthy.guard.measures import averages, best_weights
-from trainworthy.guard.measures.interpolated import fault, seams
-from trainworthy.guard.measures.moved_classes import MovedClasses
-from trainworthy.guard.measures.printed_scores import Series
+from trainworthy.guard.measures.data.interpolated import fault, seams
+from trainworthy.guard.measures.losses.moved_classes import MovedClasses
+from trainworthy.guard.measures.losses.regression import Regression
+from trainworthy.guard.measures.models import averages
 from trainworthy.guard.measures.rates import restarted, unlikely
-from trainworthy.guard.measures.regression import Regression
+from trainworthy.guard.measures.scores import best_weights
+from trainworthy.guard.measures.scores.printed_scores import Series
 
 
 def discs(n=64, size=96):

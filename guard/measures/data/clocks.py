@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.spaced import as_tensors, spaced
+from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 
 WINDOWS, LEAST = 600, 30  # windows that are read, needed
 STEPS = 8  # of a window

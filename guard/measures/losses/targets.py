@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
-from trainworthy.guard.measures.interpolated import seams
-from trainworthy.guard.measures.supervision import masking, one_for_all, padded, plateaus
+from trainworthy.guard.measures.data.interpolated import seams
+from trainworthy.guard.measures.losses.supervision import masking, one_for_all, padded, plateaus
 
 ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")

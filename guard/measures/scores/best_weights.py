@@ -7,8 +7,8 @@ import inspect
 import re
 from typing import Any
 
-from trainworthy.guard.measures.printed_scores import Series, series
 from trainworthy.guard.measures.records import own_frames, written
+from trainworthy.guard.measures.scores.printed_scores import Series, series
 
 BEST = re.compile(r"(?i)(?:^|_)best(?:_|$)|^best(?=[A-Z])")
 OTHER = re.compile(r"(?i)epoch|step|iter|idx|index|state|path|time|params|weights")

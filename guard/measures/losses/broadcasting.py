@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import home_of
-from trainworthy.guard.measures.autograd import nodes
+from trainworthy.guard.measures.models.autograd import nodes
 
 LOOKS = 24  # backward() calls whose graph is read
 FEWEST = 4  # least number of samples

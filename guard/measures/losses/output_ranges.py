@@ -3,7 +3,7 @@
 import math
 
 from torch import Tensor
-from trainworthy.guard.measures.autograd import beyond
+from trainworthy.guard.measures.models.autograd import beyond
 
 LAST = {
     "SigmoidBackward0": ("sigmoid", 0.0, 1.0),

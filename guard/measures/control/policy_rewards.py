@@ -14,8 +14,8 @@ from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of
 from trainworthy.guard.hooks.trees import floats, tensors
+from trainworthy.guard.measures.losses.regression import unexplained_share
 from trainworthy.guard.measures.records import on_gradient
-from trainworthy.guard.measures.regression import unexplained_share
 
 STEPS, ROWS = 4096, 4096
 DECAY = 0.97  # of a reward per step

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.trees import tensors
-from trainworthy.guard.measures.alignment import turns
-from trainworthy.guard.measures.drawn_apart import plane
+from trainworthy.guard.measures.data.alignment import turns
+from trainworthy.guard.measures.data.drawn_apart import plane
 
 SAMPLES, LEAST = 96, 24
 FITS, MISSES = 0.9, 0.6  # correlation with a flipped or turned target, and with the target as it is

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from trainworthy.guard.hooks.trees import floats
-from trainworthy.guard.measures.policy_rewards import Credit
+from trainworthy.guard.measures.control.policy_rewards import Credit
 
 ROWS = 4096
 FITTED = 12  # steps within episodes that the factors are fitted on

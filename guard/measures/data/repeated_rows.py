@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from torch.utils.data import DataLoader
-from trainworthy.guard.measures.spaced import as_tensors, spaced
+from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 
 MOST = 20_000  # rows of training
 READ = 2000  # of an evaluation

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.trees import tensors
-from trainworthy.guard.measures.autograd import nodes
-from trainworthy.guard.measures.policy_rewards import Credit
+from trainworthy.guard.measures.control.policy_rewards import Credit
+from trainworthy.guard.measures.models.autograd import nodes
 
 CALLS, ROWS = 256, 16  # losses that are read; rows of a batch, at least
 FEWEST = 8  # ended steps

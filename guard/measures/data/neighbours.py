@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
-from trainworthy.guard.measures import class_numbers
-from trainworthy.guard.measures.spaced import as_tensors, spaced
+from trainworthy.guard.measures.data import class_numbers
+from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 
 MOST, READ = 1500, 600  # most samples that are read of training, of an evaluation
 LEAST = 200

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trainworthy.guard.measures import missing_codes
-from trainworthy.guard.measures.spaced import as_tensors, spaced
+from trainworthy.guard.measures.data import missing_codes
+from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from torch import Tensor
-from trainworthy.guard.measures.autograd import nodes
+from trainworthy.guard.measures.models.autograd import nodes
 
 NODES = 4000
 GRAPHS = 2

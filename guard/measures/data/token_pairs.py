@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from trainworthy.guard.measures.spaced import as_tensors, spaced
+from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 
 TEXTS, OTHERS = 4000, 1000  # that are read of training and of an evaluation
 PAIRS = 1000  # neighbouring tokens that two sources must have to be compared

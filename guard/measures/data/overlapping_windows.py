@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
-from trainworthy.guard.measures.spaced import spaced
+from trainworthy.guard.measures.data.spaced import spaced
 
 MOST = 8000  # most training windows that are read
 READ = 200  # most evaluation windows that are read

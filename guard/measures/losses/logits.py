@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.autograd import beyond
-from trainworthy.guard.measures.contrasts import Contrasts, of_unit_vectors
+from trainworthy.guard.measures.losses.contrasts import Contrasts, of_unit_vectors
+from trainworthy.guard.measures.models.autograd import beyond
 from trainworthy.guard.measures.records import VIEWS
 
 LEAST, MANY = 4, 8  # calls, classes

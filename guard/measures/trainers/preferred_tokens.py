@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from trainworthy.guard.measures.trainer_columns import PAIRS, pair_columns
+from trainworthy.guard.measures.trainers.trainer_columns import PAIRS, pair_columns
 
 READ = 2000  # pairs of a split
 CERTAIN = 4.0  # standard errors on each side

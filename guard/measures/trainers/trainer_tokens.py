@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import in_mode
-from trainworthy.guard.measures.trainer_scores import causal, start_token
+from trainworthy.guard.measures.trainers.trainer_scores import causal, start_token
 
 ROWS = 64
 MOST_CUT, READ = 0.5, 512  # of the answers; rows that are read

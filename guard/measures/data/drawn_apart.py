@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
-from trainworthy.guard.measures.alignment import turns
+from trainworthy.guard.measures.data.alignment import turns
 
 SAMPLES, FEWEST = 64, 8
 LINE = 24  # steps of a series, at least

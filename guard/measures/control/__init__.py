@@ -1,0 +1,1 @@
+"""Measurements on reinforcement learning: rewards, advantages, ends of episodes, stored observations."""

@@ -1,0 +1,1 @@
+"""Measurements on the scores that a script prints."""

@@ -1,0 +1,1 @@
+"""Measurements on trainers of transformers and TRL: tokens, columns, counts, scores."""
