@@ -277,19 +277,24 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
     data = stage.data["train"]
     indices = pick(data, min(256, len(data)), seed)
     changed: Counter[str] = Counter()
+    redrawn: Counter[str] = Counter()  # between two draws of the training path
     inputs: dict[str, tuple[paths.Moments, paths.Moments]] = {}
     for part in split_evenly(indices, own_size(run)):
         drawn, plain = fetch(data, part, seed, run.device), fetch(data, part, None, run.device)
         for key, spec in data.fields.items():
             a, b = drawn[key], plain[key]
             # An augmentation may move or flip targets that have a class for each position
-            if spec.role == "target" and spec.classes and a.ndim == 1 and not torch.equal(a, b):
+            if spec.role == "target" and spec.classes and a.ndim == 1:
                 changed[key] += int((a != b).sum())
+                if changed[key]:
+                    redrawn[key] += int((a != fetch(data, part, seed + 1, run.device)[key]).sum())
             if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point():
                 for moments, x in zip(inputs.setdefault(key, (paths.Moments(), paths.Moments())), (a, b), strict=True):
                     moments.add(x)
+    # Beside labels that stay, one that every draw makes anew is a task of its own (which way was the picture turned?)
+    stays = 0 in changed.values()
     wrong = [(f"the training path changes '{key}' of {n} in {len(indices)} samples", "the training path labels otherwise than the evaluation path")
-             for key, n in changed.items()]  # fmt: skip
+             for key, n in changed.items() if n and not (stays and 2 * redrawn[key] > n)]  # fmt: skip
     for key, (a, b) in inputs.items():
         if not b.std > 0:
             continue
