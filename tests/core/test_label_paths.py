@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from trainworthy.core.gates.checks.data import _paths_differ
-from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import Data, Field
 
 
