@@ -8,7 +8,16 @@ from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks import initial_weights
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
-from trainworthy.guard.measures.data.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on, pooled
+from trainworthy.guard.measures.data.scales import (
+    DIFFERENT,
+    SCALE,
+    UNITS,
+    begins_otherwise,
+    fault,
+    flat,
+    goes_on,
+    pooled,
+)
 from trainworthy.guard.measures.models.averages import share_left
 from trainworthy.guard.measures.records import DROPS, NORMS
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
@@ -303,6 +312,9 @@ def larger(model: nn.Module, others: list[nn.Module]) -> float:
 
 def scales(seen: Observer, both: set[int]) -> dict:
     """Compare a model's inputs in training and in evaluation."""
+    for i in both & seen.inputs["train"].keys():
+        if constant := flat(seen.inputs["train"][i]):
+            return finding("evaluated", constant, UNITS)
     for i in both & seen.inputs["train"].keys() & seen.inputs["eval"].keys():
         ours, theirs = seen.inputs["train"][i], seen.inputs["eval"][i]
         a, b = ([row for row in one.rows if row[1] == row[1]] for one in (ours, theirs))

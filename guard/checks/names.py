@@ -76,6 +76,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     loops.begun_in_each_turn,
     loops.never_begun_again,
     loops.stale,
+    loops.used_up,
     rows.shuffled_twice,
     exchanged.parts,
 )

@@ -4,7 +4,7 @@ turn."""
 import ast
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.assignments import loaded, stored, targets, variables
+from trainworthy.guard.source.assignments import loaded, named, stored, targets, variables
 from trainworthy.guard.source.calls import methods, trains
 from trainworthy.guard.source.nodes import inside, number, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
@@ -119,6 +119,42 @@ def never_begun_again(source: Source) -> Fault | None:
 def over_epochs(loop: ast.For) -> bool:
     """Return whether the names in the head of a loop tell that its turns are epochs."""
     return any({"epoch", "epochs"} & set(words(name)) for name in variables(loop.target) | variables(loop.iter))
+
+
+ONCE = ("iter", "zip", "map", "enumerate", "filter", "reversed")
+
+
+def used_up(source: Source) -> Fault | None:
+    """Find `batches = iter(loader)` before the loop over epochs, and `for batch in batches` in it: from the second epoch on it is empty."""
+    for file, scope in source.scopes:
+        lines = list(inside(scope))
+        made = {name: line for name, line, value in named(lines) if once(value)}
+        for outer in only(lines, ast.For):
+            again = {name for n in ast.walk(outer) for name in stored(n)} | {variable(outer.iter)}
+            for inner in only(ast.walk(outer), ast.For):
+                name = variable(inner.iter)
+                parts = any(
+                    isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(inner)
+                )  # it goes on where it stopped
+                if (
+                    inner is not outer
+                    and made.get(name, outer.lineno) < outer.lineno
+                    and name not in again
+                    and not parts
+                ):
+                    return (
+                        f"line {made[name]} of {file} makes the iterator `{name}` once; the loop of line {outer.lineno} runs over it in each turn "
+                        f"(line {inner.lineno})",
+                        f"from the second turn on it is empty: run over what `{name}` is made of, or make it in the loop",
+                    )
+    return None
+
+
+def once(value: ast.AST) -> bool:
+    """Return whether a value can be run over a single time."""
+    return isinstance(value, ast.GeneratorExp) or (
+        isinstance(value, ast.Call) and variable(value.func) in ONCE and bool(value.args)
+    )
 
 
 def stale(source: Source) -> Fault | None:

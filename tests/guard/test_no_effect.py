@@ -243,6 +243,16 @@ LOOPS = {
         "",
     ),
     "the loss of training": ("val_total += val_loss.item()", "val_total += loss.item()", "`val_loss` is meant"),
+    "an iterator for all epochs": (
+        "    for epoch in range(3):\n        correct = 0\n        for x, y in loader:\n",
+        "    batches = iter(loader)\n    for epoch in range(3):\n        correct = 0\n        for x, y in batches:\n",
+        "from the second turn on it is empty",
+    ),
+    "an iterator for each epoch": (
+        "    for epoch in range(3):\n        correct = 0\n        for x, y in loader:\n",
+        "    for epoch in range(3):\n        correct = 0\n        batches = iter(loader)\n        for x, y in batches:\n",
+        "",
+    ),
     "one layer three times": (
         "[nn.Linear(4, 4) for _ in range(3)]",
         "[nn.Linear(4, 4)] * 3",

@@ -24,7 +24,11 @@ SCALE = 3.0
 SAMPLES = 64  # that are read of an evaluation's beginning, and of all of it
 APART = 1.4  # ratio of their standard deviations
 SMOOTH = 0.5  # change from one place to the next, in standard deviations
+FLAT = 0.02  # standard deviation of pictures, in shares of their mean
 DIFFERENT = "training and validation are normalised differently, or one is normalised twice"
+
+
+UNITS = "the mean and the standard deviation with which they are normalised have another unit (0 to 255) than the pictures (0 to 1)"
 
 
 @dataclass
@@ -120,6 +124,19 @@ def pooled(rows: list[tuple[float, float]]) -> tuple[float, float]:
 def values(sample: Any, dim: int) -> Tensor:
     """Return the values of the first entry of a sample with so many axes."""
     return next(torch.as_tensor(x).float().flatten() for x in tree_leaves(sample) if getattr(x, "ndim", -1) == dim)
+
+
+def flat(trained: Measures) -> str:
+    """Return that pictures are all but one constant in training: they vary by less than a fiftieth of their mean."""
+    rows = [row for row in trained.rows if row[1] == row[1]]
+    if trained.dim != 4 or len(rows) < 3:
+        return ""
+    mean, spread = pooled(rows)
+    return (
+        f"pictures are all but constant: mean {mean:.3g}, standard deviation {spread:.2g}"
+        if spread < FLAT * abs(mean)
+        else ""
+    )
 
 
 def known_range(ends: list[tuple[float, float]]) -> tuple[float, float] | None:
