@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|twelfth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|thirteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -34,6 +34,8 @@ from tests.helpers import (
     tenth_set_heldout,
     third_set,
     third_set_heldout,
+    thirteenth_set,
+    thirteenth_set_heldout,
     twelfth_set,
     twelfth_set_heldout,
 )
@@ -54,6 +56,7 @@ SETS = {
     "tenth": {"open": tenth_set, "heldout": tenth_set_heldout},
     "eleventh": {"open": eleventh_set, "heldout": eleventh_set_heldout},
     "twelfth": {"open": twelfth_set, "heldout": twelfth_set_heldout},
+    "thirteenth": {"open": thirteenth_set, "heldout": thirteenth_set_heldout},
 }
 
 
