@@ -361,11 +361,7 @@ def state(seen: Observer) -> dict:
             "no name matches the filter of what is saved (a prefix or suffix was renamed)",
         )
     if seen.partial_loads:
-        return finding(
-            "state",
-            f"load_state_dict(strict=False) loaded none of the parameters ({seen.partial_loads[0]})",
-            "a prefix of the names differs (module., model., encoder.)",
-        )
+        return finding("state", *seen.partial_loads[0])
     if not seen.held and not seen.loaded:
         return skip("state", "no state_dict was taken or loaded")
     return finding("state", "no state_dict is kept by reference")

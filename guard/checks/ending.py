@@ -11,6 +11,7 @@ from trainworthy.guard.checks import behaviour
 from trainworthy.guard.checks.results import ENDED, finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures.data import row_invariants, token_pairs
+from trainworthy.guard.measures.data.class_numbers import CAUSE, numbering
 from trainworthy.guard.measures.data.scales import SCALE, begins_otherwise, fault, goes_on, pooled
 from trainworthy.guard.measures.models import averages
 from trainworthy.guard.measures.records import Group
@@ -18,6 +19,7 @@ from trainworthy.guard.measures.scores import best_weights
 from trainworthy.guard.observing.to_the_end import Evaluation, Following, inside, kind
 
 QUALITY = ("learning",)  # the training before was short
+COMPARED, GOOD = 60, 0.6  # rows of an evaluation, and their share of right answers
 EMPTY = 4  # steps in a row without a gradient
 
 
@@ -221,6 +223,27 @@ def far_below(kept: Evaluation, rows: list[Evaluation]) -> bool:
     return by_loss or by_rows
 
 
+def renumbered(seen: Following) -> Fault | None:
+    """Find an evaluation whose answers are right if the classes of its data get other numbers, beside one of other data that is good."""
+    for e in seen.evaluations:
+        good = [
+            o
+            for o in seen.evaluations
+            if o.kind == e.kind and o.source != e.source and o.rows >= COMPARED and o.accuracy >= GOOD
+        ]
+        if e.rows < COMPARED or e.accuracy >= GOOD / 2 or not good:
+            continue
+        truth, answer = map(torch.cat, zip(*e.answers, strict=True))
+        found = numbering(truth, answer)
+        if found is not None and found.exchanged and found.right >= GOOD:
+            return (
+                f"{e.accuracy:.2f} of {e.rows:,} answers right in the evaluation after step {e.step} of {seen.steps}, {found.right:.2f} with "
+                f"{found.moved} classes numbered otherwise; {good[-1].accuracy:.2f} in that of other data",
+                CAUSE,
+            )
+    return None
+
+
 def untrained(seen: Following) -> Fault | None:
     """Find a test of a model that was built anew, never trained and never loaded, in place of the trained one."""
     learners = {i: inside(seen.roots[i]) for _, i, _ in seen.grad_modes}
@@ -283,4 +306,4 @@ def calm(seen: Following) -> Fault | None:
     return (found["measured"], found["cause"]) if found.get("ok") is False else None
 
 
-FINDERS = (stranger, unfrozen, untrained, scales, samples, vocabulary, worst, average, sampled, calm)
+FINDERS = (stranger, unfrozen, untrained, renumbered, scales, samples, vocabulary, worst, average, sampled, calm)

@@ -57,7 +57,10 @@ CHECKS = {
         "another order every epoch, every sample can be drawn, none of them in validation too, both encoded alike",
     ),
     "passes": ("batches are used for training", "batches that are drawn are used for training"),
-    "state": ("kept weights are copies", "a kept state_dict is a copy, and a saved one is not empty"),
+    "state": (
+        "kept weights are copies",
+        "a kept state_dict is a copy, a saved one is not empty, a loaded one has the names of the model",
+    ),
     "learning": (
         "training and evaluation agree on new samples",
         "the evaluation is about as good as training was on samples that it saw for the first time",

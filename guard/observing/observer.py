@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.hooks import events
 from trainworthy.guard.hooks.addresses import address_of
 from trainworthy.guard.hooks.batches import opened
@@ -27,6 +28,7 @@ from trainworthy.guard.measures.losses.collapse import Collapse
 from trainworthy.guard.measures.losses.float_targets import Fits, beside
 from trainworthy.guard.measures.losses.pairing import Pairing
 from trainworthy.guard.measures.losses.supervision import Soft
+from trainworthy.guard.measures.models import partial_loads
 from trainworthy.guard.measures.models.rows import Rows
 from trainworthy.guard.measures.records import CLOSE, NORMS, Group, Pass, Sched, bare, class_target, current, used
 from trainworthy.guard.observing.evidence import Evidence
@@ -71,7 +73,7 @@ class Observer(Updates, Losses):
         self.saved: set[int] = set()
         self.self_loads = self.batch_calls = 0
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
-        self.partial_loads: list[str] = []
+        self.partial_loads: list[Fault] = []
         self.notes: list[str] = []
         self.last_root: tuple | None = None
         self.first_call: tuple | None = None  # the last call with gradients that got no output of another model
@@ -372,10 +374,8 @@ class Observer(Updates, Losses):
         missing = set(getattr(out, "missing_keys", ()))
         names = dict(named_parameters_of(module))
         self.loaded |= {id(p) for n, p in names.items() if n not in missing}
-        if names and missing >= names.keys() and len(state):
-            self.partial_loads.append(
-                f"{len(state)} entries, first {next(iter(state))}; the model has {next(iter(names))}"
-            )
+        trained = {id(p) for group in self.groups.values() for p in group.parameters} if self.steps else set()
+        self.partial_loads += filter(None, [partial_loads.fault(module, names, state, out, trained)])
 
 
 def changes(module: nn.Module) -> int:

@@ -23,6 +23,7 @@ from trainworthy.guard.measures.records import alive, class_target, fingerprint,
 from trainworthy.guard.measures.scores.best_weights import Rounds
 from trainworthy.guard.observing.observer import Observer
 
+ANSWERS = 4096  # rows of an evaluation whose answers are kept
 TOKENS = 60_000
 
 
@@ -54,6 +55,8 @@ class Evaluation:
     losses: int = 0
     right: int = 0
     rows: int = 0
+    answers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Classes of the first rows, and what the model takes them for."""
 
     @property
     def loss(self) -> float:
@@ -200,8 +203,11 @@ class Following(Observer):
 
     def _hits(self, logits: Any, target: Tensor) -> None:
         if self.now is not None and isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == len(target):
-            self.now.right += int((logits.argmax(1) == target).sum())
+            answer = logits.argmax(1)
+            self.now.right += int((answer == target).sum())
             self.now.rows += len(target)
+            if self.now.rows <= ANSWERS:
+                self.now.answers.append((target.detach().cpu(), answer.detach().cpu()))
 
     def later(self) -> int:
         """Return the number of the last optimiser whose first step came after the last step of all before it, if no earlier one

@@ -113,6 +113,37 @@ truth = test[:, 5:]
 print(f"baseline rmse {np.sqrt(((truth - truth.mean()) ** 2).mean()):.3f}, mean of training {np.abs(truth - 50).mean():.3f} mae")
 print(f"test rmse {np.sqrt(((pred - truth) ** 2).mean()):.3f}")
 """
+SPLITS = """
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(SEED)
+data = load_digits()
+x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+order = torch.randperm(len(x))
+names = sorted(map(str, range(10)), key=NAMES)
+test_y = torch.tensor([names.index(str(int(i))) for i in y])
+train, val = (DataLoader(TensorDataset(x[i], y[i]), 32, shuffle=True) for i in (order[:1000], order[1000:1400]))
+test = DataLoader(TensorDataset(x[order[1400:]], test_y[order[1400:]]), 100)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+
+def accuracy(loader):
+    model.eval()
+    with torch.no_grad():
+        return sum((model(p).argmax(1) == q).sum().item() for p, q in loader) / len(loader.dataset)
+
+for epoch in range(6):
+    model.train()
+    for p, q in train:
+        loss = nn.functional.cross_entropy(model(p), q)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"epoch {epoch} accuracy {accuracy(val):.4f}")
+print(f"test accuracy {accuracy(test):.4f}")
+"""
 UNIT = {"SHUFFLE": "False", "SCALE": "scaler.scale_[5]", "MEAN": "scaler.mean_[5]"}
 
 
@@ -165,6 +196,19 @@ def test_a_last_test_in_another_unit_or_order(change: dict, tmp_path):
     found, output = ends(UNITS, tmp_path, **(UNIT | change))
     assert found == bool(change), output
     assert not change or "right answers" in output
+
+
+@pytest.mark.parametrize(
+    ("names", "stopped"),
+    [
+        ("int", False),
+        ('lambda n: ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"][int(n)]', True),
+    ],
+)
+def test_classes_of_the_test_alone_have_other_numbers(names: str, stopped: bool, tmp_path):
+    found, output = ends(SPLITS, tmp_path, NAMES=names)
+    assert found == stopped, output
+    assert not stopped or "number their classes differently" in output
 
 
 def walk(decay: float, *, steps: int = 200, kept: int = 0, seed: int = 0):

@@ -89,10 +89,26 @@ def class_weights(rows: list[dict]) -> Fault | None:
     counts = np.sum([r["counts"] for r in rows if len(r["counts"]) == rows[0]["classes"]], axis=0)
     known = counts >= 20
     if known.sum() < 2 or not proportional(weight[known], counts[known], within=0.35):
-        return None
+        return of_each_batch(rows)
     return (
         f"the loss weighs classes by {weight[known].min():.3g} to {weight[known].max():.3g}; they have {counts[known].min():,} to "
         f"{counts[known].max():,} targets: the rarer, the lower",
+        "the weights are frequencies (or their power) and not their inverse: the frequent classes count twice",
+    )
+
+
+def of_each_batch(rows: list[dict]) -> Fault | None:
+    """Find weights that are made anew from each batch, and are the frequencies of its own classes."""
+    found = []
+    for r in rows:
+        weight, counts = np.array(r["weight"]), np.array(r["counts"])
+        known = counts > 0
+        if len(counts) == len(weight) and known.sum() > 1 and counts.max() >= 2 * counts[known].min():
+            found.append(proportional(weight[known], counts[known], within=0.05))
+    if len(found) < 8 or sum(found) < 0.9 * len(found) or len({tuple(r["weight"]) for r in rows}) < 2:
+        return None
+    return (
+        f"in {sum(found)} of {len(found)} batches the loss weighs classes by their own frequency there: the rarer, the lower",
         "the weights are frequencies (or their power) and not their inverse: the frequent classes count twice",
     )
 
