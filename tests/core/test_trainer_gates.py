@@ -99,7 +99,13 @@ def test_rows_that_the_library_drops_are_reported():
 
 
 @pytest.mark.parametrize(
-    ("longest", "packing", "words"), [(6, False, "6 of 10 answers are cut off"), (9, False, ""), (6, True, "")]
+    ("longest", "packing", "words"),
+    [
+        (6, False, "6 of 10 answers are cut off"),
+        (4, False, "10 of 10 conversations are cut off"),
+        (9, False, ""),
+        (6, True, ""),
+    ],
 )
 def test_answers_that_max_length_cuts_off_are_counted(longest: int, packing: bool, words: str):
     """Six answers of six tokens and the end, four of two, behind two tokens of a prompt."""

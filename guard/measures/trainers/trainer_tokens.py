@@ -15,7 +15,7 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.guard.measures.trainers.trainer_scores import causal, start_token
 
 ROWS = 64
-MOST_CUT, READ = 0.5, 512  # of the answers; rows that are read
+MOST_CUT, NEARLY_ALL, READ = 0.5, 0.9, 512  # of the answers; where none ends; rows that are read
 MOST_MERGED = 0.5  # of the prompts
 MOST_TURNED = 0.9  # of the conversations
 HEADS = ("classifier", "score", "lm_head", "qa_outputs")
@@ -69,10 +69,13 @@ def cut_off(trainer: Any) -> tuple[str, str] | None:
     longest, end = getattr(trainer.args, "max_length", None), getattr(trainer.processing_class, "eos_token_id", None)
     some = [] if longest is None else _some_rows(trainer, {"input_ids", "labels"}, READ)
     ends = sum(row["input_ids"][-1] == end for row in some)
-    cut = sum(
-        len(row["input_ids"]) == longest and row["labels"][0] < 0 <= row["labels"][-1] and row["input_ids"][-1] != end
-        for row in some
-    )
+    unended = [
+        row for row in some if len(row["input_ids"]) == longest and row["labels"][0] < 0 and row["input_ids"][-1] != end
+    ]
+    if len(unended) > NEARLY_ALL * len(some):
+        return (f"{len(unended):,} of {len(some):,} conversations are cut off at max_length={longest}, before the token that ends them",
+                f"max_length={longest} is too short for nearly all conversations: their last answers are never trained")  # fmt: skip
+    cut = sum(row["labels"][-1] >= 0 for row in unended)
     if not ends or cut <= MOST_CUT * len(some):
         return None
     return (f"{cut:,} of {len(some):,} answers are cut off at max_length={longest}, without the token that ends the others",
