@@ -78,6 +78,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     loops.stale,
     loops.used_up,
     rows.shuffled_twice,
+    rows.grouped,
     exchanged.parts,
 )
 """In their order: the first fault that one finds is the result of the check."""

@@ -69,6 +69,25 @@ def shuffled_twice(source: Source) -> Fault | None:
     return None
 
 
+def grouped(source: Source) -> Fault | None:
+    """Find a Trainer of transformers that groups rows by length, and predictions that are joined with the rows in their own order."""
+    asked = [
+        (file, k.value) for file, k in source.of(ast.keyword) if k.arg in ("group_by_length", "train_sampling_strategy")
+    ]
+    for file, value in asked:
+        if not isinstance(value, ast.Constant) or value.value not in (True, "group_by_length"):
+            continue
+        read = {n.attr for _, n in source.of(ast.Attribute)}
+        predicts = [n for _, n in source.of(ast.Call) if isinstance(n.func, ast.Attribute) and n.func.attr == "predict"]
+        if predicts and "predictions" in read and "label_ids" not in read:
+            return (
+                f"line {value.lineno} of {file} groups rows by length, in predict() too, and line {predicts[0].lineno} takes its predictions without "
+                "their label_ids",
+                "the predictions are in another order than the rows: predict with a Trainer that does not group them",
+            )
+    return None
+
+
 def shuffled(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the names of shuffled indices."""
     for n in nodes:

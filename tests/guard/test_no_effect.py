@@ -301,3 +301,23 @@ def test_an_option_that_nothing_reads(tmp_path: Path):
     assert not fault(tmp_path, read, "--label-smoothing", "0.1")
     given = script.replace("X_train, X_val", "create_optimizer(args)\nX_train, X_val")
     assert not fault(tmp_path, given, "--label-smoothing", "0.1")  # a library may read it
+
+
+@pytest.mark.parametrize(
+    ("grouping", "labels", "found"),
+    [
+        ('train_sampling_strategy="group_by_length"', "", True),
+        ('train_sampling_strategy="random"', "", False),
+        ("group_by_length=True", ", out.label_ids", False),
+    ],
+)
+def test_predictions_of_rows_that_are_grouped_by_length(tmp_path: Path, grouping: str, labels: str, found: bool):
+    script = f"""
+from transformers import Trainer, TrainingArguments
+
+trainer = Trainer(None, TrainingArguments("out", {grouping}), train_dataset=[], eval_dataset=[])
+trainer.train()
+out = trainer.predict([])
+print(out.predictions{labels})
+"""
+    assert bool(fault(tmp_path, script)) == found
