@@ -48,6 +48,8 @@ from tests.guard import (
     twentieth_set_heldout,
     twentyfirst_set,
     twentyfirst_set_heldout,
+    twentysecond_set,
+    twentysecond_set_heldout,
 )
 from tests.helpers.patches import patched
 
@@ -80,6 +82,8 @@ SETS = (
     twentieth_set_heldout,
     twentyfirst_set,
     twentyfirst_set_heldout,
+    twentysecond_set,
+    twentysecond_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

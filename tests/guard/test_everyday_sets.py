@@ -28,6 +28,8 @@ from tests.guard import (
     twentieth_set_heldout,
     twentyfirst_set,
     twentyfirst_set_heldout,
+    twentysecond_set,
+    twentysecond_set_heldout,
 )
 from tests.guard.guarding import guard
 from tests.helpers.patches import ScriptPatch, patched
@@ -42,6 +44,7 @@ SETS = {
     50: (nineteenth_set, nineteenth_set_heldout),
     55: (twentieth_set, twentieth_set_heldout),
     38: (twentyfirst_set, twentyfirst_set_heldout),
+    42: (twentysecond_set, twentysecond_set_heldout),
     54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
@@ -65,6 +68,7 @@ DIGEST: dict[int, Callable[[bytes], int]] = {
     50: last_byte,
     55: last_byte,
     38: last_byte,
+    42: last_byte,
     54: last_byte,
 }
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
