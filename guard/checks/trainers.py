@@ -1,12 +1,9 @@
 """What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, last layer, metric and division by
 micro-batches."""
 
-import gc
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
 from trainworthy.guard.measures.trainers import (
     preferred_tokens,
     trainer_columns,
@@ -14,30 +11,20 @@ from trainworthy.guard.measures.trainers import (
     trainer_scores,
     trainer_tokens,
 )
+from trainworthy.guard.measures.trainers.at_work import trainer_of
 from trainworthy.guard.observing.observer import Observer
 
 ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed
 
 
-def found(seen: Observer) -> Any:
-    """Return the trainer that trains, or None: the last one whose model is in an optimiser that made a step."""
-    library = sys.modules.get("transformers.trainer")
-    if library is None:
-        return None
-    stepped = {id(p) for g in seen.groups.values() if g.steps for p in g.parameters}
-    known = [
-        o
-        for o in gc.get_objects()
-        if issubclass(type(o), library.Trainer)
-        and isinstance(getattr(o, "model", None), nn.Module)
-        and any(id(p) in stepped for p in o.model.parameters())
-    ]
-    return known[-1] if known else None
+def at_work(seen: Observer) -> Any:
+    """Return the trainer that trains: the one that a rehearsal has kept, or the last one that is alive."""
+    return seen.trainer or trainer_of({id(p) for g in seen.groups.values() if g.steps for p in g.parameters})
 
 
 def faults(seen: Observer) -> dict[str, tuple[str, str]]:
     """Return (what is wrong, its cause) by the check that it belongs to."""
-    trainer = found(seen)
+    trainer = at_work(seen)
     if trainer is None:
         return {}
     trainer.dropped_rows = seen.evidence.dropped_rows.rows

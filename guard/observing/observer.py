@@ -74,6 +74,7 @@ class Observer(Updates, Losses):
         self.self_loads = self.batch_calls = 0
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
         self.partial_loads: list[Fault] = []
+        self.trainer: Any = None  # of transformers, in a rehearsal
         self.notes: list[str] = []
         self.last_root: tuple | None = None
         self.first_call: tuple | None = None  # the last call with gradients that got no output of another model

@@ -27,6 +27,7 @@ from trainworthy.guard.measures.records import (
     values,
     weights,
 )
+from trainworthy.guard.measures.trainers.at_work import trainer_of
 
 COLUMNS = 8  # of an input without a loader, from which on its scale is compared
 READS = 40  # such inputs that are read
@@ -250,6 +251,10 @@ class Updates:
         group.backwards, group.consumed = 0, not group.closure
         group.span = (group.span[0] if group.steps else self.steps, self.steps)
         group.steps += 1
+        if (
+            group.steps == 1 and self.control is not None
+        ):  # a script's main() may end within a rehearsal, and its trainer with it
+            self.trainer = trainer_of({id(p) for p in group.parameters}) or self.trainer
         self._decide()
         self.steps += 1
         self.since, self.since_step = 0, True
