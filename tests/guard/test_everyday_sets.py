@@ -98,6 +98,11 @@ def test_each_bug_of_the_sixteenth_set_names_the_thread_that_found_it() -> None:
 
 
 STOPPED = {
+    "digits_resnet--statistics_in_bytes": "evaluated",
+    "digits_resnet--test_labels_realigned": "ending",
+    "library_chat--second_turn_cut_off": "targets",
+    "signature_qa--grouped_by_length": "names",
+    "source_lm_no_trainer--iterator_made_once": "names",
     "beats_unet--label-not-rolled": "samples",
     "beats_unet--weights-inverted": "targets",
     "change_pairs--same-picture-twice": "names",
