@@ -124,10 +124,10 @@ STOPPED = {
     "module_sentences--vocabulary-per-split": "samples",
     "stdlib_chars--mask-upside-down": "dependency",
 }
-"""Bug of the seventeenth or the eighteenth set -> the check that fails."""
+"""Bug of a later set -> the check that fails."""
 
 
-LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS, *nineteenth_set.BUGS)
+LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS, *nineteenth_set.BUGS, *twentysecond_set.BUGS)
 
 
 @pytest.mark.verify
