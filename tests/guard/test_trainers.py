@@ -244,4 +244,4 @@ def test_pairs_are_not_in_the_data_both_ways():
 
 
 def test_no_trainer_is_no_fault():
-    assert trainers.faults(SimpleNamespace(groups={}, notes=[])) == {}  # type: ignore[arg-type]
+    assert trainers.faults(SimpleNamespace(groups={}, notes=[], trainer=None)) == {}  # type: ignore[arg-type]

@@ -276,8 +276,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
     each with the cause that its numbers name. At most as many samples as in a micro-batch are in memory."""
     data = stage.data["train"]
     indices = pick(data, min(256, len(data)), seed)
-    changed: Counter[str] = Counter()
-    redrawn: Counter[str] = Counter()  # between two draws of the training path
+    changed, redrawn = Counter[str](), Counter[str]()  # labels: between the paths, between two draws of the first
     inputs: dict[str, tuple[paths.Moments, paths.Moments]] = {}
     for part in split_evenly(indices, own_size(run)):
         drawn, plain = fetch(data, part, seed, run.device), fetch(data, part, None, run.device)
@@ -286,18 +285,14 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
             # An augmentation may move or flip targets that have a class for each position
             if spec.role == "target" and spec.classes and a.ndim == 1:
                 changed[key] += int((a != b).sum())
-                if changed[key]:
-                    redrawn[key] += int((a != fetch(data, part, seed + 1, run.device)[key]).sum())
+                redrawn[key] += int((a != fetch(data, part, seed + 1, run.device)[key]).sum()) if changed[key] else 0
             if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point():
                 for moments, x in zip(inputs.setdefault(key, (paths.Moments(), paths.Moments())), (a, b), strict=True):
                     moments.add(x)
     # Beside labels that stay, one that every draw makes anew is a task of its own (which way was the picture turned?)
-    stays = 0 in changed.values()
     wrong = [(f"the training path changes '{key}' of {n} in {len(indices)} samples", "the training path labels otherwise than the evaluation path")
-             for key, n in changed.items() if n and not (stays and 2 * redrawn[key] > n)]  # fmt: skip
-    for key, (a, b) in inputs.items():
-        if not b.std > 0:
-            continue
+             for key, n in changed.items() if n and not (0 in changed.values() and 2 * redrawn[key] > n)]  # fmt: skip
+    for key, (a, b) in ((key, both) for key, both in inputs.items() if both[1].std > 0):
         if order := paths.exchanged_channels(a.channel_means, b.channel_means):
             detail = " ".join(map(str, order))
             fault = f"'{key}': the channels of the evaluation path are those of the training path in the order {detail}"
