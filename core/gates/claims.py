@@ -33,8 +33,10 @@ class Claims:
     """Returns {file: hash} of what this process's gates have imported, because remembered verdicts depend on it."""
     others_sources: dict[str, str] = field(default_factory=dict)
 
-    def take(self, gate: str) -> bool:
-        """Claim a gate. Returns False if another process has it, or if nobody would read the verdict."""
+    def take(self, gate: str, *, of_ranks: bool = False) -> bool:
+        """Claim a gate. Returns False if another process has it, or if nobody would read the verdict. `of_ranks`: it compares ranks."""
+        if self.ranks > 1 and of_ranks:
+            return self.main
         if not self.main and not self.goes_on():
             return False
         try:

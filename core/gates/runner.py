@@ -67,11 +67,6 @@ def run_gates(
     def first(ask: Callable[[], Any]) -> Any:  # rank 0 alone sees the claims
         return agreed(context.accelerator, ask() if context.accelerator.is_main_process else None)
 
-    def takes(one: Gate) -> bool:
-        if claims is None or (claims.ranks > 1 and one.compares_ranks):
-            return claims is None or claims.main
-        return first(lambda: claims.take(one.id))
-
     def work(i: int, one: Gate) -> Verdict:
         verdict = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
         verdict = verdict or early.get(one.id) or _check_timed(one, context)
@@ -83,7 +78,7 @@ def run_gates(
         return verdict
 
     for i, one in enumerate(gates):
-        if takes(one):
+        if claims is None or first(lambda one=one: claims.take(one.id, of_ranks=one.compares_ranks)):
             found[one.id] = work(i, one)
             if claims:
                 claims.put(found[one.id])

@@ -20,6 +20,8 @@ from trainworthy.core.session.session import Session
 
 FOLDER, TOGETHER = "TRAINWORTHY_GATES", "TRAINWORTHY_GATES_RANKS"
 """Variables of a helper's environment: the folder of the claims, and the processes of the training."""
+OF_RANKS = (*RANKS, "TRAINWORTHY_EXIT", "TRAINWORTHY_PROCESSES")
+"""Variables that a helper must not inherit: it is a single process."""
 GRACE = 10.0  # seconds that a helper has to end
 
 
@@ -79,9 +81,7 @@ def micro_batches(cfg: Config, ranks: int) -> list[str]:
 
 
 def _start(argv: list[str], folder: Path, number: int, threads: int, ranks: int) -> subprocess.Popen:
-    own = {k: v for k, v in os.environ.items() if k not in RANKS and not k.startswith(("TORCHELASTIC_", "MASTER_"))}
-    for name in ("TRAINWORTHY_EXIT", "TRAINWORTHY_PROCESSES"):
-        own.pop(name, None)
+    own = {k: v for k, v in os.environ.items() if k not in OF_RANKS and not k.startswith(("TORCHELASTIC_", "MASTER_"))}
     own |= {
         FOLDER: str(folder),
         TOGETHER: str(ranks),

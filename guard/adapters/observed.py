@@ -47,7 +47,7 @@ def observer(factory: Callable[[], Script], seed: int) -> See:
 
     def see(id: str) -> dict:
         if id == "names":
-            return reader(factory)(id)
+            return source(factory)
         findings = found()
         if isinstance(findings, str):
             raise Skip(findings)
@@ -56,18 +56,11 @@ def observer(factory: Callable[[], Script], seed: int) -> See:
     return see
 
 
-def reader(factory: Callable) -> See:
-    """Return the check `names` of the file in which the factory is written."""
-
-    def see(id: str) -> dict:
-        place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
-        return (
-            names.check(Path(place), entry=factory.__name__)
-            if place
-            else skip(id, "the source of the factory is not known")
-        )
-
-    return see
+def source(factory: Callable) -> dict:
+    """Return the result of the check `names` of the file in which the factory is written."""
+    if not inspect.isfunction(factory) or not (place := inspect.getsourcefile(factory)):
+        return skip("names", "the source of the factory is not known")
+    return names.check(Path(place), entry=factory.__name__)
 
 
 def as_loop(script: Script) -> Loop:

@@ -170,7 +170,7 @@ def _prove(
     with gates.quick_collections():
         last = observed.OF_LOOPS if subject.see and subject.own_loop else ()
         own, loops = (observed.gates(subject.see, ids) if subject.see else () for ids in (observed.OWN, last))
-        own = own or observed.gates(observed.reader(factory), ("names",))  # of a trainer
+        own = own or observed.gates(lambda _: observed.source(factory), ("names",))  # of a trainer
         rest = (gate for gate in order.OF_TRAINING if gate.id not in last)
         for gate in (*order.OF_DATA, *own, *rest, *loops, *stage.gates):
             if not only or gate.id in only:

@@ -1,5 +1,5 @@
-"""Finds loops whose turns share what each should have: one net for all folds, a count that begins anew or never does, a return in the first
-turn."""
+"""Finds loops whose iterations share what each should have: one net for all folds, a count that is reset in each iteration or never, a return in the
+first one."""
 
 import ast
 
@@ -33,7 +33,7 @@ def same_net(source: Source) -> Fault | None:
                 if net in nets - made:
                     return (
                         f"line {loop.lineno} of {file} runs over the folds, and line {call.lineno} trains `{net}`, which is made before it",
-                        f"from the second fold on, `{net}` was trained on what it is evaluated on: make it and its optimiser in the loop",
+                        f"from the second fold on, `{net}` was trained on what it is evaluated on: make it and its optimiser inside the loop",
                     )
     return None
 
@@ -58,7 +58,7 @@ def counted(loop: ast.AST) -> dict[str, ast.AugAssign]:
 
 
 def first_turn(source: Source) -> Fault | None:
-    """Find a loop over batches that ends in its first turn: `return correct / total` or `break` stands within it."""
+    """Find a loop over batches that ends in its first iteration: `return correct / total` or `break` stands within it."""
     for file, loop in source.of(ast.For):
         if any(isinstance(n, ast.Continue) for n in ast.walk(loop)):
             continue  # it looks for the first of some kind
@@ -66,19 +66,19 @@ def first_turn(source: Source) -> Fault | None:
             match line:
                 case ast.Return(value=ast.expr() as value) if sums := counted(loop).keys() & loaded(value):
                     return (
-                        f"line {line.lineno} of {file} returns `{min(sums)}` within the loop of line {loop.lineno}, in its first turn",
-                        "the rest is never counted: the return belongs behind the loop",
+                        f"line {line.lineno} of {file} returns `{min(sums)}` within the loop of line {loop.lineno}, in its first iteration",
+                        "the rest is never counted: the return belongs after the loop",
                     )
                 case ast.Break() if trains(loop):
                     return (
-                        f"line {line.lineno} of {file} ends the training loop of line {loop.lineno} in its first turn",
+                        f"line {line.lineno} of {file} ends the training loop of line {loop.lineno} in its first iteration",
                         "it trains on the first batch alone: is the break left from a trial?",
                     )
     return None
 
 
 def begun_in_each_turn(source: Source) -> Fault | None:
-    """Find `correct = 0` in a loop over batches that adds to it, while it is read only behind the loop."""
+    """Find `correct = 0` in a loop over batches that adds to it, while it is read only after the loop."""
     for file, scope in source.scopes:
         read = [n for n in only(inside(scope), ast.Name) if isinstance(n.ctx, ast.Load)]
         for loop in only(inside(scope), ast.For):
@@ -88,9 +88,9 @@ def begun_in_each_turn(source: Source) -> Fault | None:
             for name in (begun.keys() & added) - within:
                 if behind := [n for n in read if n.id == name and n.lineno > (loop.end_lineno or loop.lineno)]:
                     return (
-                        f"line {begun[name].lineno} of {file} sets `{name}` to 0 in each turn of the loop of line {loop.lineno}, and line "
-                        f"{behind[0].lineno} reads it behind the loop",
-                        f"it holds the last turn alone: `{name} = 0` belongs before the loop",
+                        f"line {begun[name].lineno} of {file} sets `{name}` to 0 in each iteration of the loop of line {loop.lineno}, and line "
+                        f"{behind[0].lineno} reads it after the loop",
+                        f"it holds the last iteration alone: `{name} = 0` belongs before the loop",
                     )
     return None
 
@@ -111,13 +111,13 @@ def never_begun_again(source: Source) -> Fault | None:
                     return (
                         f"line {added[name].lineno} of {file} adds to `{name}` in every epoch of the loop of line {epochs.lineno}, and only line "
                         f"{begun[-1].lineno}, before it, sets it to 0",
-                        f"the ratio in line {ratios[0].lineno} counts all epochs so far: `{name} = 0` belongs into the loop",
+                        f"the ratio in line {ratios[0].lineno} counts all epochs so far: `{name} = 0` belongs inside the loop",
                     )
     return None
 
 
 def over_epochs(loop: ast.For) -> bool:
-    """Return whether the names in the head of a loop tell that its turns are epochs."""
+    """Return whether the names in the head of a loop tell that it runs over epochs."""
     return any({"epoch", "epochs"} & set(words(name)) for name in variables(loop.target) | variables(loop.iter))
 
 
@@ -143,9 +143,9 @@ def used_up(source: Source) -> Fault | None:
                     and not parts
                 ):
                     return (
-                        f"line {made[name]} of {file} makes the iterator `{name}` once; the loop of line {outer.lineno} runs over it in each turn "
+                        f"line {made[name]} of {file} makes the iterator `{name}` once; the loop of line {outer.lineno} iterates over it each time "
                         f"(line {inner.lineno})",
-                        f"from the second turn on it is empty: run over what `{name}` is made of, or make it in the loop",
+                        f"from the second time on it is empty: iterate over what `{name}` is made of, or make it inside the loop",
                     )
     return None
 

@@ -87,7 +87,7 @@ def misspelt(source: Source) -> Fault | None:
         if held and target.attr in MISSPELT - read:
             return (
                 f"line {target.lineno} of {file} sets `{ast.unparse(target)}`, which nothing reads",
-                "`requires_grad` is meant: what the line should freeze or train is as before",
+                "`requires_grad` is meant: as it is, the line has no effect",
             )
     return None
 

@@ -5,7 +5,7 @@ import ast
 
 from torch import nn
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.assignments import named, stored
+from trainworthy.guard.source.assignments import named, stored, variables
 from trainworthy.guard.source.calls import is_call
 from trainworthy.guard.source.nodes import tail, variable
 from trainworthy.guard.source.reading import Source
@@ -75,9 +75,9 @@ def late_bound(source: Source) -> Fault | None:
         made = node.value if isinstance(node, ast.DictComp) else node.elt
         if not isinstance(made, ast.Lambda):
             continue
-        turns = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        turns = {name for g in node.generators for name in variables(g.target)}
         own = {a.arg for a in (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)}
-        if late := {n.id for n in ast.walk(made.body) if isinstance(n, ast.Name)} & turns - own:
+        if late := variables(made.body) & turns - own:
             name = min(late)
             return (
                 f"line {node.lineno} of {file} makes a function for each `{name}`, and all of them read the last one",

@@ -90,7 +90,7 @@ CASES = {
     "one net for all folds": (
         f"for fold, (rows, held_out) in enumerate(folds.split(images)):\n{MADE}",
         "net = Net()\nfor fold, (rows, held_out) in enumerate(folds.split(images)):\n",
-        "make it and its optimiser in the loop",
+        "make it and its optimiser inside the loop",
     ),
     "one net that begins anew": (
         f"for fold, (rows, held_out) in enumerate(folds.split(images)):\n{MADE}",
@@ -216,7 +216,7 @@ ZEROS, HITS, RETURN = (
     "    return correct / total\n",
 )
 LOOPS = {
-    "a return in the first turn": (RETURN, "        " + RETURN, "the return belongs behind the loop"),
+    "a return in the first turn": (RETURN, "        " + RETURN, "the return belongs after the loop"),
     "a break left over": (
         "            by_class[0].append(loss.item())\n",
         "            by_class[0].append(loss.item())\n            break\n",
@@ -235,7 +235,7 @@ LOOPS = {
     "never zero again": (
         "    for epoch in range(3):\n        correct = 0\n",
         "    correct = 0\n    for epoch in range(3):\n",
-        "belongs into the loop",
+        "belongs inside the loop",
     ),
     "steps of all epochs": (
         "    for epoch in range(3):\n        correct = 0\n        for x, y in loader:\n",
@@ -246,7 +246,7 @@ LOOPS = {
     "an iterator for all epochs": (
         "    for epoch in range(3):\n        correct = 0\n        for x, y in loader:\n",
         "    batches = iter(loader)\n    for epoch in range(3):\n        correct = 0\n        for x, y in batches:\n",
-        "from the second turn on it is empty",
+        "from the second time on it is empty",
     ),
     "an iterator for each epoch": (
         "    for epoch in range(3):\n        correct = 0\n        for x, y in loader:\n",
