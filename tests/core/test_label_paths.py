@@ -34,7 +34,7 @@ class Turned(Data):
 
 @pytest.mark.parametrize(
     ("redraws", "share", "found"),
-    [("", 1.0, []), ("turn", 1.0, []), ("y turn", 1.0, ["y", "turn"]), ("turn", 0.1, [])],
+    [("", 1.0, []), ("turn", 1.0, []), ("y turn", 1.0, ["y", "turn"]), ("turn", 0.1, ["turn"])],
 )
 def test_a_label_that_every_draw_makes_anew_is_a_task_of_its_own(redraws: str, share: float, found: list[str]):
     accelerator = SimpleNamespace(num_processes=1)
