@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from trainworthy.guard.measures.losses.contrasts import Contrasts
+from trainworthy.guard.measures.losses.contrasts import LATE, Contrasts
 
 import trainworthy
 
@@ -29,7 +29,7 @@ def looped(
             optimizer.step()
 
     return trainworthy.Loop(
-        models=model, optimizers=optimizer, run=run, batches=DataLoader(data, size, shuffle=True), seconds=0.5
+        models=model, optimizers=optimizer, run=run, batches=DataLoader(data, size, shuffle=True), steps=LATE + 16, seconds=0.5
     )
 
 
