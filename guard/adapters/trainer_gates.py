@@ -19,6 +19,7 @@ from trainworthy.guard.measures.trainers import (
     preferred_tokens,
     trainer_columns,
     trainer_counts,
+    trainer_outputs,
     trainer_scores,
     trainer_tokens,
 )
@@ -43,6 +44,8 @@ def answers(context: GateContext) -> Finding:
     """Give `compute_metrics` the labels as predictions, and then those of other classes or samples."""
     _, stage = context.look()
     trainer, data = stage.trainer, stage.data["val"]  # type: ignore[attr-defined]
+    if fault := trainer_outputs.lost_rows(trainer) or trainer_outputs.cut_short(trainer):
+        return Finding(False, fault[0], "outputs of every row, and answers as long as the labels", fault[1])
     if trainer.compute_metrics is None:
         raise Skip("no compute_metrics")
     if fault := trainer_scores.selection(trainer):
@@ -86,7 +89,7 @@ def tokens(context: GateContext) -> Finding:
     _, stage = context.look()
     trainer = stage.trainer  # type: ignore[attr-defined]
     read = (trainer_columns.dropped, trainer_columns.told_apart, trainer_columns.contradicted,
-            trainer_columns.misplaced, preferred_tokens.exchanged)  # fmt: skip
+            trainer_columns.misplaced, trainer_columns.spans_cut_off, preferred_tokens.exchanged)  # fmt: skip
     wrong = [f for f in (measure(trainer) for measure in read) if f]
     data = stage.data["train"]
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)
@@ -128,6 +131,8 @@ def reference(context: GateContext) -> Finding:
     """Compare the model without its adapter before and after four rehearsed steps, on a batch of the validation set."""
     _, before = context.look()
     trainer = before.trainer  # type: ignore[attr-defined]
+    if shared := trainer_outputs.shared_reference(trainer):
+        return Finding(False, shared[0], "a reference model with tensors of its own", shared[1])
     if getattr(trainer, "ref_model", trainer) is not None or not hasattr(trainer.model, "disable_adapter"):
         raise Skip("no reference that is the model without its adapter")
     _, after, _ = rehearsed(context)

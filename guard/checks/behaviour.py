@@ -220,6 +220,8 @@ def lagging(seen: Observer) -> tuple[float, int] | None:
 def evaluated(seen: Observer) -> dict:
     """Check that the evaluated model, including running statistics, has changed since training began, and that its
     inputs have the scale of training's."""
+    if padded := seen.generations.fault():
+        return finding("evaluated", *padded)
     generates = any(hasattr(m, "generate") and hasattr(m, "config") for m in seen.roots.values())
     if not generates and (turned := seen.evidence.padded_rows.turned()):
         return finding("evaluated", *turned)

@@ -306,4 +306,22 @@ def calm(seen: Following) -> Fault | None:
     return (found["measured"], found["cause"]) if found.get("ok") is False else None
 
 
-FINDERS = (stranger, unfrozen, untrained, renumbered, scales, samples, vocabulary, worst, average, sampled, calm)
+def padded(seen: Following) -> Fault | None:
+    """Find prompts that end with padding."""
+    return seen.generations.fault()
+
+
+FINDERS = (
+    padded,
+    stranger,
+    unfrozen,
+    untrained,
+    renumbered,
+    scales,
+    samples,
+    vocabulary,
+    worst,
+    average,
+    sampled,
+    calm,
+)

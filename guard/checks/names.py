@@ -11,6 +11,7 @@ from trainworthy.guard.source import (
     formulas,
     loops,
     no_effect,
+    numbering,
     rows,
     scores,
     sequences,
@@ -80,6 +81,12 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     rows.shuffled_twice,
     rows.grouped,
     exchanged.parts,
+    numbering.two_orders,
+    numbering.each_batch,
+    numbering.each_split,
+    numbering.reordered,
+    no_effect.unmerged,
+    shared_objects.assigned_weights,
 )
 """In their order: the first fault that one finds is the result of the check."""
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures.rates import restarted, unlikely
+from trainworthy.guard.measures.rates import restarted, risen, spent, squared, unlikely
 from trainworthy.guard.measures.records import CLOSE
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.source.scheduler_calls import calls_of_step, counts, length_argument, options_of
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
-FACTORS = 1000  # of a LambdaLR, from its first step on
 AHEAD = 20_000  # optimiser steps that a schedule is foreseen
 
 
@@ -217,8 +216,8 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             f"{max(ahead):.3g} would come after {ahead.index(max(ahead)):,}",
             "the warm-up is longer than the run: it was set for a longer one, or counts samples and not batches",
         )
-    if found := spent(one, ahead[:end]) if len(ahead) >= end >= 16 else None:
-        return found
+    if found := (spent(one, ahead[:end]) or risen(one, ahead[:end])) if len(ahead) >= end >= 16 else None:
+        return finding("schedule", *found)
     if kind == "CosineAnnealingLR" and several and total <= TURN * updates and not child(seen, one.it):
         return finding(
             "schedule",
@@ -268,59 +267,6 @@ def warm_up_of_steps(seen: Observer, one: Any, mine: Any, length: int) -> dict |
         f"{type(one.it).__name__} is stepped once an epoch of {length} updates: in the run's {seen.epochs} epochs the rate reaches {reached:.3g}; "
         f"its peak {peak:.3g} comes after {after:,} steps of the scheduler",
         "its lengths count batches: scheduler.step() belongs into the loop over batches",
-    )
-
-
-def squared(one: Any) -> tuple[str, str] | None:
-    """Find a LambdaLR whose function returns rates: its largest factor is the base rate itself, so the rate is never above its square."""
-    factors = getattr(one.it, "lr_lambdas", None)
-    base = max(getattr(one.it, "base_lrs", [1.0]))
-    if type(one.it).__name__ != "LambdaLR" or not factors or not 0 < base < 0.3:
-        return None
-    try:
-        rows = [[float(f(k)) for k in range(FACTORS)] for f in factors]
-    except Exception:
-        return None
-    if (at := next((k for row in rows if (k := falls_to(row, base))), 0)) and len(rows) == 1:
-        before, after = rows[0][at - 1], rows[0][at]
-        return (
-            f"the factor of LambdaLR rises to {before:.3g} and is {after:.3g} at the next step, as much times the base rate {base:.3g}: the rate "
-            f"falls to {base * after:.2g}",
-            "after the warm-up the function returns a rate where a factor of the base rate is meant",
-        )
-    peak = max(map(max, rows))
-    if abs(peak - base) > 1e-6 * base:
-        return None
-    return (
-        f"the largest factor of LambdaLR is {peak:.3g}, the base rate itself: the rate is never above its square, {base * peak:.2g}",
-        "the function returns a rate where a factor of the base rate is meant (1 at its peak)",
-    )
-
-
-def falls_to(factors: list[float], base: float) -> int:
-    """Return the step at which factors that were rising to about 1 are multiplied by the base rate; 0: there is none. Steps of a decay by
-    tenths come after equal factors."""
-    for k in range(2, len(factors) - 1):
-        before, at, after = factors[k - 1 : k + 2]
-        rising = 0.5 < before <= 1.001 and before > factors[k - 2]
-        if rising and abs(at / base - 1) < 0.05 and abs(at / base - before) < 0.1 and 0 < after <= 1.001 * at:
-            return k
-    return 0
-
-
-def spent(one: Any, rates: list[float]) -> dict | None:
-    """Find a rate that is gone before the middle of the run, and stays so: below a hundredth of its peak where it falls by a constant factor
-    now and then (a short run has few such steps), else below a thousandth. `rates`: those of the whole run."""
-    kind, peak = type(one.it).__name__, max(rates, default=0.0)
-    low, words = (0.01, "hundredth") if kind in ("StepLR", "MultiStepLR") else (0.001, "thousandth")
-    gone = max((i + 1 for i, rate in enumerate(rates) if rate >= low * peak), default=0)
-    if not peak or gone >= 0.5 * len(rates):
-        return None
-    return finding(
-        "schedule",
-        f"{kind} is stepped at every batch: after {gone:,} of the run's {len(rates):,} updates its rate is {rates[gone]:.2g}, below a {words} of "
-        f"its peak {peak:.3g}, and stays there",
-        "its lengths count epochs: scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
     )
 
 

@@ -8,6 +8,7 @@ from trainworthy.guard.measures.trainers import (
     preferred_tokens,
     trainer_columns,
     trainer_counts,
+    trainer_outputs,
     trainer_scores,
     trainer_tokens,
 )
@@ -36,9 +37,13 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("direction", trainer_columns.misplaced),
         ("gradients", trainer_counts.undivided),
         ("frozen", trainer_tokens.frozen_head),
+        ("frozen", trainer_outputs.shared_reference),
         ("targets", trainer_counts.dropped),
+        ("targets", trainer_columns.spans_cut_off),
         ("targets", _tokens),
         ("metric", trainer_scores.selection),
+        ("metric", trainer_outputs.lost_rows),
+        ("metric", trainer_outputs.cut_short),
         ("metric", _scores),
     ]
     wrong: dict[str, tuple[str, str]] = {}

@@ -1,7 +1,9 @@
-"""Finds rates of single steps that cannot be meant: negative ones, and those that irregular factors change again and again."""
+"""Finds rates that cannot be meant: negative ones, those that irregular factors change again and again, the square of a base rate, a rate that
+is gone before the run's middle or that rises again."""
 
 import math
 from itertools import pairwise
+from typing import Any
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.records import Pass
@@ -14,6 +16,7 @@ WIDE = 3.0  # variance of the logarithm of the rate, in variances of its change
 ALONE = -0.3  # correlation of a change with the next one: -0.5 if each rate is a base rate times a factor of its own, 0 if factors add up
 LEAST = 8  # updates of an epoch, at least
 RISE = 3.0  # of the rate in a warm-up
+FACTORS = 1000  # of a LambdaLR, from its first step on
 
 
 def unlikely(rates: list[float]) -> Fault | None:
@@ -69,3 +72,74 @@ def variance(values: list[float]) -> float:
     """Return the variance of some values."""
     mean = sum(values) / len(values)
     return sum((v - mean) ** 2 for v in values) / len(values)
+
+
+def squared(one: Any) -> Fault | None:
+    """Find a LambdaLR whose function returns rates: its largest factor is the base rate itself, so the rate is never above its square."""
+    factors = getattr(one.it, "lr_lambdas", None)
+    base = max(getattr(one.it, "base_lrs", [1.0]))
+    if type(one.it).__name__ != "LambdaLR" or not factors or not 0 < base < 0.3:
+        return None
+    try:
+        rows = [[float(f(k)) for k in range(FACTORS)] for f in factors]
+    except Exception:
+        return None
+    if (at := next((k for row in rows if (k := falls_to(row, base))), 0)) and len(rows) == 1:
+        before, after = rows[0][at - 1], rows[0][at]
+        return (
+            f"the factor of LambdaLR rises to {before:.3g} and is {after:.3g} at the next step, as much times the base rate {base:.3g}: the rate "
+            f"falls to {base * after:.2g}",
+            "after the warm-up the function returns a rate where a factor of the base rate is meant",
+        )
+    peak = max(map(max, rows))
+    if abs(peak - base) > 1e-6 * base:
+        return None
+    return (
+        f"the largest factor of LambdaLR is {peak:.3g}, the base rate itself: the rate is never above its square, {base * peak:.2g}",
+        "the function returns a rate where a factor of the base rate is meant (1 at its peak)",
+    )
+
+
+def falls_to(factors: list[float], base: float) -> int:
+    """Return the step at which factors that were rising to about 1 are multiplied by the base rate; 0: there is none. Steps of a decay by
+    tenths come after equal factors."""
+    for k in range(2, len(factors) - 1):
+        before, at, after = factors[k - 1 : k + 2]
+        rising = 0.5 < before <= 1.001 and before > factors[k - 2]
+        if rising and abs(at / base - 1) < 0.05 and abs(at / base - before) < 0.1 and 0 < after <= 1.001 * at:
+            return k
+    return 0
+
+
+def spent(one: Any, rates: list[float]) -> Fault | None:
+    """Find a rate that is gone before the middle of the run, and stays so: below a hundredth of its peak where it falls by a constant factor
+    now and then (a short run has few such steps), else below a thousandth. `rates`: those of the whole run."""
+    kind, peak = type(one.it).__name__, max(rates, default=0.0)
+    low, words = (0.01, "hundredth") if kind in ("StepLR", "MultiStepLR") else (0.001, "thousandth")
+    gone = max((i + 1 for i, rate in enumerate(rates) if rate >= low * peak), default=0)
+    if not peak or gone >= 0.5 * len(rates):
+        return None
+    return (
+        f"{kind} is stepped at every batch: after {gone:,} of the run's {len(rates):,} updates its rate is {rates[gone]:.2g}, below a {words} of "
+        f"its peak {peak:.3g}, and stays there",
+        "its lengths count epochs: scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
+    )
+
+
+def risen(one: Any, rates: list[float]) -> Fault | None:
+    """Find a smooth factor (LambdaLR, as transformers' cosine is) that falls to nothing before the run's end, and then rises as slowly as it fell:
+    it was made for fewer steps. Restarts jump. `rates`: those of the whole run."""
+    peak = max(rates, default=0.0)
+    if type(one.it).__name__ != "LambdaLR" or not peak:
+        return None
+    top = rates.index(peak)
+    floor = next((i for i in range(top, len(rates)) if rates[i] < 1e-3 * peak), len(rates))
+    after = rates[floor:]
+    steepest = max((b - a for a, b in pairwise(after)), default=0.0)
+    if not floor or len(after) < 8 or max(after) < 0.2 * peak or steepest > 0.2 * peak:
+        return None
+    return (
+        f"{type(one.it).__name__}: within the run's {len(rates):,} updates the rate falls from {peak:.3g} to {rates[floor]:.2g} after {floor:,}, and "
+        f"rises again to {max(after):.3g}",
+        "the schedule was made for fewer steps than the run has (of one epoch, or of one process): give it the steps of the whole run",
+    )

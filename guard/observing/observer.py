@@ -29,6 +29,7 @@ from trainworthy.guard.measures.losses.float_targets import Fits, beside
 from trainworthy.guard.measures.losses.pairing import Pairing
 from trainworthy.guard.measures.losses.supervision import Soft
 from trainworthy.guard.measures.models import partial_loads
+from trainworthy.guard.measures.models.generations import Generations
 from trainworthy.guard.measures.models.rows import Rows
 from trainworthy.guard.measures.records import CLOSE, NORMS, Group, Pass, Sched, bare, class_target, current, used
 from trainworthy.guard.observing.evidence import Evidence
@@ -91,6 +92,7 @@ class Observer(Updates, Losses):
         self.seeds: dict[tuple, tuple[int, int]] = {}  # seed -> backward() calls before, how often after another one
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
+        self.generations = Generations()
         self.soft, self.drawn_weights, self.indexed, self.graphs = Soft(), Drawn(), Indexed(), Graphs()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these

@@ -104,6 +104,12 @@ class Rehearsal:
         torch.compile = uncompiled(self.seen)
         torch.multiprocessing.spawn = self.spawned(torch.multiprocessing.spawn)
         hold_uploads()
+        after_import(
+            "transformers.generation.utils",
+            lambda m: patches.before(
+                m.GenerationMixin, "generate", lambda *a, **k: self.seen.generations.note(*a, **k)
+            ),
+        )
         if isinstance(self.seen.evidence, Evidence):  # a rehearsal to the script's end records none
             dropped = self.seen.evidence.dropped_rows
             after_import("datasets.arrow_dataset", lambda m: patches.after(m.Dataset, "filter", dropped.note))

@@ -181,3 +181,21 @@ def unread_option(source: Source) -> Fault | None:
                 "the option has no effect: pass its value to what it should set",
             )
     return None
+
+
+def unmerged(source: Source) -> Fault | None:
+    """Find `model = model.unload()` of peft in a script that never merges: what was trained is taken away."""
+    imports = [ast.unparse(n) for _, n in source.of(ast.Import, ast.ImportFrom)]
+    merges = any("merge" in n.attr for _, n in source.of(ast.Attribute))
+    if merges or not any("peft" in text or "trl" in text for text in imports):
+        return None
+    for file, node in source.of(ast.Assign):
+        match node:
+            case ast.Assign(
+                targets=[target], value=ast.Call(func=ast.Attribute(attr="unload", value=base), args=[], keywords=[])
+            ) if tail(target) in source.known:
+                return (
+                    f"line {node.lineno} of {file} sets `{ast.unparse(target)}` to `{ast.unparse(base)}.unload()`, and nothing is merged",
+                    "unload() returns the base model without its adapter: merge_and_unload() is meant",
+                )
+    return None

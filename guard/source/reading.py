@@ -51,8 +51,9 @@ class Source:
 
     @property
     def plain_scopes(self) -> list[tuple[str, Any]]:
-        """Every module and function of a script that reads its variables by name alone; none of another."""
-        return [] if any(variable(n.func) in INDIRECT for _, n in self.of(ast.Call)) else self.scopes
+        """Every module and function of a script that reads its variables by name alone; none of another. `vars(x)` reads an object's."""
+        indirect = (n for _, n in self.of(ast.Call) if variable(n.func) in INDIRECT)
+        return [] if any(variable(n.func) != "vars" or not n.args for n in indirect) else self.scopes
 
     @functools.cached_property
     def blocks(self) -> list[tuple[str, list[ast.stmt]]]:

@@ -6,8 +6,8 @@ import ast
 from torch import nn
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import named, stored, variables
-from trainworthy.guard.source.calls import is_call
-from trainworthy.guard.source.nodes import tail, variable
+from trainworthy.guard.source.calls import is_call, methods
+from trainworthy.guard.source.nodes import inside, only, tail, variable
 from trainworthy.guard.source.reading import Source
 
 WEIGHTLESS = ("Module", "Identity", "ReLU", "LeakyReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "Softmax", "Dropout", "Dropout2d",
@@ -99,4 +99,23 @@ def misplaced(source: Source) -> Fault | None:
                 cause = f"the second argument is `step_size`, a number of epochs: gamma={second} is meant"
         if cause:
             return f"line {call.lineno} of {file} is `{ast.unparse(call)}`", cause
+    return None
+
+
+def assigned_weights(source: Source) -> Fault | None:
+    """Find `copy.load_state_dict(model.state_dict(), assign=True)`: the copy gets the tensors themselves, and both models train as one."""
+    for file, scope in source.plain_scopes:
+        nodes = list(inside(scope))
+        for call in methods(nodes, "load_state_dict"):
+            given = any(k.arg == "assign" and getattr(k.value, "value", None) is True for k in call.keywords)
+            match call.args:
+                case [ast.Call(func=ast.Attribute(attr="state_dict", value=base)), *_] if given:
+                    other, name = ast.unparse(call.func.value), ast.unparse(base)
+                    roots = variables(base)
+                    later = any(n.lineno > call.lineno and n.id in roots for n in only(nodes, ast.Name))
+                    if other != name and later:
+                        return (
+                            f"line {call.lineno} of {file} gives `{other}` the tensors of `{name}` (assign=True), and `{name}` is used after that",
+                            "both models hold the same tensors, and one changes with the other: leave assign=True out, or copy the model",
+                        )
     return None

@@ -4,9 +4,9 @@ predictions with something else. Each bug is stopped, its healthy twin and what 
 import pytest
 import torch
 from torch import nn
-from trainworthy.guard.checks.schedules import spent
 from trainworthy.guard.measures.models.averages import Trail, fault
 from trainworthy.guard.measures.models.sampling import Sampling
+from trainworthy.guard.measures.rates import spent
 from trainworthy.guard.measures.records import Sched
 
 from tests.guard.guarding import guard

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.guard.checks import causality, schedules
+from trainworthy.guard.checks import causality
+from trainworthy.guard.measures import rates
 from trainworthy.guard.measures.losses.logits import Logits
 
 
@@ -88,4 +89,4 @@ def test_scores_with_classes_first(pad, sees):
 def test_a_rate_for_a_factor(function, base: float, wrong: bool):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], base)
     one = SimpleNamespace(it=torch.optim.lr_scheduler.LambdaLR(optimizer, function))
-    assert bool(schedules.squared(one)) == wrong
+    assert bool(rates.squared(one)) == wrong

@@ -4,10 +4,10 @@ own attention, gradients that end."""
 import pytest
 import torch
 from trainworthy.guard.checks import names
-from trainworthy.guard.checks.schedules import falls_to
 from trainworthy.guard.measures.data.graphs import Graphs
 from trainworthy.guard.measures.models.attention_masks import Masks
 from trainworthy.guard.measures.models.missing_gradients import swept, without
+from trainworthy.guard.measures.rates import falls_to
 from trainworthy.guard.measures.records import Group
 
 from tests.conftest import patched

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from trainworthy.core.base.verdict import Fault
 
 LIBRARIES = ("transformers", "peft", "trl", "diffusers", "sentence_transformers")
 PLUMBING = {"labels", "label", "label_ids", "return_dict", "output_attentions", "output_hidden_states", "use_cache", "inputs_embeds", "input_ids",
@@ -13,8 +14,10 @@ PLUMBING = {"labels", "label", "label_ids", "return_dict", "output_attentions", 
             "return_loss"}  # fmt: skip
 """Arguments of `forward` that many models have and few callers give."""
 PAIRS, ALIKE = 64, 0.99  # least number of pairs; share of them that one ending separates
+FEWEST = 8  # spans
 ANSWERS = 4  # least number of different answers under one ending
 REWARDED = 12  # rows
+SPANS, CUT, LOST = 256, 0.2, 0.02  # rows that are read; shares of spans at 0: of rows that are cut off, of shorter ones
 MOST_BOTH, READ = 0.3, 4000  # share of the pairs that are also there the other way round; pairs that are read
 
 
@@ -110,6 +113,26 @@ def _last(ids: list[int], tokenizer: Any) -> tuple[int | None, tuple]:
     if ids and ids[-1] == end:
         ids = ids[:-1]
     return (ids[-1], tuple(ids[-4:-1])) if ids else (None, ())
+
+
+def spans_cut_off(trainer: Any) -> Fault | None:
+    """Questions and answers: the span of many rows that fill the whole length is the first token, and hardly any of shorter rows. Windows of one
+    long text have spans at the first token in short rows, too."""
+    rows = trainer.train_dataset
+    columns = getattr(rows, "column_names", None) or ()
+    if not {"start_positions", "input_ids", "attention_mask"} <= set(columns) or not len(rows):
+        return None
+    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // SPANS))]
+    longest = max(len(r["input_ids"]) for r in some)
+    missing: dict[bool, list[bool]] = {True: [], False: []}
+    for r in some:
+        missing[sum(r["attention_mask"]) == longest].append(r["start_positions"] == 0)
+    full, others = missing[True], missing[False]
+    if not full or sum(full) < CUT * len(full) or sum(full) < FEWEST or sum(others) > LOST * len(others):
+        return None
+    return (f"{sum(full)} of {len(full)} rows of the whole length ({longest} tokens) have no answer in them, of the shorter ones "
+            f"{sum(others)} of {len(others)}", "max_length cuts off the texts before their answers: raise it, or split the texts into windows (stride=, "
+            "return_overflowing_tokens=True)")  # fmt: skip
 
 
 def misplaced(trainer: Any) -> tuple[str, str] | None:

@@ -30,7 +30,7 @@ def faults(trainer: Any, model: nn.Module, batch: dict, rows: dict) -> list[tupl
         shifted(trainer, model, rows),
         other_start(trainer, batch),
     ]
-    found += [reread(trainer), cut_off(trainer), merged(trainer), turned(trainer)]
+    found += [reread(trainer), cut_off(trainer), merged(trainer), turned(trainer), border(trainer), endless(trainer)]
     return [f for f in found if f]
 
 
@@ -119,6 +119,55 @@ def turned(trainer: Any) -> tuple[str, str] | None:
         return None
     return (f"{count} of {len(ends)} conversations begin with the assistant and end with the user",
             "the roles were exchanged where the data were converted (human is the user, gpt the assistant)")  # fmt: skip
+
+
+def _conversations(trainer: Any) -> list[list[dict]]:
+    """Return some conversations that end with an answer; none without a template, or of data that have none."""
+    rows, vocabulary = trainer.train_dataset, trainer.processing_class
+    if not getattr(vocabulary, "chat_template", None) or "messages" not in (getattr(rows, "column_names", None) or ()):
+        return []
+    some = [rows[i]["messages"] for i in range(0, len(rows), max(1, len(rows) // ROWS))]
+    return [m for m in some if isinstance(m, list) and len(m) > 1 and m[-1].get("role") == "assistant"]
+
+
+def border(trainer: Any) -> tuple[str, str] | None:
+    """The text of the generation prompt begins the conversation's text, and its tokens do not: generation begins with tokens that training never
+    saw there."""
+    talks, tokenize = _conversations(trainer), vocabulary(trainer)
+    render = None if tokenize is None else tokenize.apply_chat_template
+    wrong = 0
+    for talk in talks if render else ():
+        before, whole = render(talk[:-1], tokenize=False, add_generation_prompt=True), render(talk, tokenize=False)
+        if not whole.startswith(before):  # a template with another generation prompt on purpose
+            return None
+        first, ids = (tokenize(text=t, add_special_tokens=False)["input_ids"] for t in (before, whole))
+        wrong += list(ids[: len(first)]) != list(first)
+    if not talks or wrong <= MOST_MERGED * len(talks):
+        return None
+    return (f"in {wrong} of {len(talks)} conversations the tokens of the generation prompt are others where an answer follows",
+            "the tokenizer joins the end of the generation prompt and the start of the answer: end the prompt of the template where a token ends "
+            "(no space behind it)")  # fmt: skip
+
+
+def endless(trainer: Any) -> tuple[str, str] | None:
+    """Conversations in which no token that ends generation is ever scored."""
+    model, rows = trainer.accelerator.unwrap_model(trainer.model), trainer.train_dataset
+    some = _some_rows(trainer, {"input_ids", "labels"}, ROWS) if _conversations(trainer) else []
+    longest = getattr(trainer.args, "max_length", None) or len(rows) * 10**6
+    whole = [row for row in some if len(row["input_ids"]) < longest and any(t >= 0 for t in row["labels"])]
+    ends = _ends(trainer.processing_class) | _ends(getattr(model, "generation_config", None))
+    if len(whole) < ROWS // 4 or not ends or any(ends & set(row["labels"]) for row in whole):
+        return None
+    last = trainer.processing_class.decode([next(t for t in reversed(whole[0]["labels"]) if t >= 0)])
+    return (f"none of {len(whole)} conversations scores a token that ends generation ({', '.join(map(str, sorted(ends)))}); the last scored token "
+            f"of the first is {last!r}",
+            "the chat template ends its answers with a text that is no end token, or leaves it out of the generation block: the model never learns "
+            "to stop")  # fmt: skip
+
+
+def _ends(config: Any) -> set[int]:
+    found = getattr(config, "eos_token_id", None)
+    return set(found) if isinstance(found, (list, tuple)) else {found} - {None}
 
 
 def masked(trainer: Any, model: nn.Module, batch: dict) -> tuple[str, str] | None:
