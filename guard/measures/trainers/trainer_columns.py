@@ -130,9 +130,11 @@ def spans_cut_off(trainer: Any) -> Fault | None:
     full, others = missing[True], missing[False]
     if not full or sum(full) < CUT * len(full) or sum(full) < FEWEST or sum(others) > LOST * len(others):
         return None
-    return (f"{sum(full)} of {len(full)} rows of the whole length ({longest} tokens) have no answer in them, of the shorter ones "
-            f"{sum(others)} of {len(others)}", "max_length cuts off the texts before their answers: raise it, or split the texts into windows (stride=, "
-            "return_overflowing_tokens=True)")  # fmt: skip
+    return (
+        f"{sum(full)} of {len(full)} rows of the whole length ({longest} tokens) have no answer in them, of the shorter ones {sum(others)} of "
+        f"{len(others)}",
+        "max_length cuts off the texts before their answers: raise it, or split the texts into windows (stride=, return_overflowing_tokens=True)",
+    )
 
 
 def misplaced(trainer: Any) -> tuple[str, str] | None:

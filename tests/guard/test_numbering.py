@@ -1,0 +1,104 @@
+"""What `names` reads in a script's source of numbers that are made anew: in a batch, in a split, in another order of the classes."""
+
+from pathlib import Path
+
+import pytest
+from trainworthy.guard.checks import names
+
+SCRIPT = """
+import numpy as np
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from sklearn.preprocessing import LabelEncoder
+
+NAMES = ["O", "ARG", "CALL"]
+label2id = {name: i for i, name in enumerate(NAMES)}
+id2label = dict(enumerate(NAMES))
+rows = {"train": Dataset.from_list([]), "test": Dataset.from_list([])}
+
+
+def encode(batch):
+    numbers = np.unique(batch["word"], return_inverse=True)[1]
+    labels = [label2id[name] for name in batch["name"]]
+    return {"numbers": numbers, "labels": labels}
+
+
+def build_tokenizer(texts):
+    return {word: i for i, word in enumerate(texts)}
+
+
+tokenizer = build_tokenizer(rows["train"]["texts"])
+train, test = rows["train"], rows["test"]
+train = train.map(encode, batched=True)
+features = test.map(encode, batched=True)
+model = get_peft_model(teacher, LoraConfig())
+for i, row in enumerate(test):
+    print(id2label[0], row, features[i], tokenizer)
+copy = make()
+copy.load_state_dict(model.state_dict())
+model = model.merge_and_unload()
+print(model, copy, "end")
+"""
+FEATURES, COPY, LOOP = (
+    "features = test.map(encode, batched=True)\n",
+    "copy.load_state_dict(model.state_dict())",
+    "for i, row in enumerate(test):\n",
+)
+LABELS = '    labels = [label2id[name] for name in batch["name"]]\n'
+
+
+def fault(folder: Path, script: str) -> str:
+    path = folder / "train.py"
+    path.write_text(script)
+    return names.check(path).get("cause", "")
+
+
+def changed(*pairs: str) -> str:
+    script = SCRIPT
+    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+        assert old in script
+        script = script.replace(old, new)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("pairs", "cause"),
+    [
+        (("dict(enumerate(NAMES))", "dict(enumerate(sorted(NAMES)))"), "the same number means two classes"),
+        ((LABELS, LABELS.replace("[label2id[name] for name in batch", "np.unique(batch").replace('"] for', "").replace(
+            '"name"]]', '"name"], return_inverse=True)[1]')), "where a batch lacks a class"),
+        ((LABELS, '    labels = LabelEncoder().fit_transform(batch["name"])\n'), "where a batch lacks a class"),
+        ((FEATURES, f'tokenizer = build_tokenizer(rows["test"]["texts"])\n{FEATURES}'), "other numbers for the same words"),
+        ((LOOP, f"test = test.shuffle(seed=0)\n{LOOP}"), "shuffle before the features are made"),
+        ((LOOP, "test = test.sort('word')\nfor row, one in zip(test, features):\n    i = 0\n"), "shuffle before the features"),
+        (("merge_and_unload", "unload"), "merge_and_unload() is meant"),
+        ((COPY, "copy.load_state_dict(model.state_dict(), assign=True)"), "both models hold the same tensors"),
+    ],
+)  # fmt: skip
+def test_what_is_numbered_or_taken_anew(tmp_path: Path, pairs: tuple[str, ...], cause: str):
+    assert cause in fault(tmp_path, changed(*pairs)), fault(tmp_path, changed(*pairs))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (),
+        ('["O", "ARG", "CALL"]', '["ARG", "CALL", "O"]', "dict(enumerate(NAMES))", "dict(enumerate(sorted(NAMES)))"),
+        (FEATURES, f"test = test.shuffle(seed=0)\n{FEATURES}"),  # before the features are made
+        (FEATURES, f"{FEATURES}test = test.shuffle(seed=0)\nfeatures = test.map(encode)\n"),
+        (LOOP, "test = test.shuffle(seed=0)\nfor row in features:\n    i = 0\n"),
+        (FEATURES, f'tokenizer = build_tokenizer(rows["train"]["titles"])\n{FEATURES}'),
+        (FEATURES, f'test_tokenizer = build_tokenizer(rows["test"]["texts"])\n{FEATURES}'),
+        ("tokenizer = build_tokenizer(", "tokenizer = load_tokenizer(", FEATURES, f'tokenizer = load_tokenizer("test")\n{FEATURES}'),
+        ("merge_and_unload()", "unload()  # the base\nmodel.merge_adapter()"),
+        (COPY, "copy.load_state_dict(make().state_dict(), assign=True)", "print(model, copy", "print(copy"),
+    ],
+)  # fmt: skip
+def test_what_is_no_fault(tmp_path: Path, pairs: tuple[str, ...]):
+    assert not fault(tmp_path, changed(*pairs))
+
+
+def test_vars_of_an_object_hides_no_variable(tmp_path: Path):
+    bug = changed(COPY, "copy.load_state_dict(model.state_dict(), assign=True)")
+    assert fault(tmp_path, f"{bug}print(vars(args))\n")
+    assert not fault(tmp_path, f"{bug}print(vars())\n")
