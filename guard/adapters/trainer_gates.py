@@ -89,7 +89,7 @@ def tokens(context: GateContext) -> Finding:
     _, stage = context.look()
     trainer = stage.trainer  # type: ignore[attr-defined]
     read = (trainer_columns.dropped, trainer_columns.told_apart, trainer_columns.contradicted,
-            trainer_columns.misplaced, trainer_columns.spans_cut_off, preferred_tokens.exchanged)  # fmt: skip
+            trainer_columns.misplaced, trainer_columns.spans_cut_off, trainer_columns.ambiguous, preferred_tokens.exchanged)  # fmt: skip
     wrong = [f for f in (measure(trainer) for measure in read) if f]
     data = stage.data["train"]
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)

@@ -12,7 +12,7 @@ from trainworthy.guard.checks import causality, objectives
 from trainworthy.guard.checks.behaviour import lagging
 from trainworthy.guard.checks.invariants import names, tops
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures.data import indexing, interpolated
+from trainworthy.guard.measures.data import indexing, interpolated, one_sample
 from trainworthy.guard.measures.data.class_numbers import CAUSE, numbering
 from trainworthy.guard.measures.losses import mixing, pairing, supervision
 from trainworthy.guard.measures.losses.float_targets import binary_right, output_target_correlation, r_squared
@@ -59,7 +59,7 @@ def targets(seen: Observer) -> dict:
         return finding("targets", *fault)
     if not rows:
         return binary_targets([r for r in seen.calls if "low" in r], own=seen.fits.own)
-    found = supervision.class_weights(rows) or supervision.masked_elsewhere(rows)
+    found = one_sample.fault(seen.points) or supervision.class_weights(rows) or supervision.masked_elsewhere(rows)
     found = found or supervision.one_of_two(rows) or supervision.padding_scored(rows)
     found = found or lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows)
     if fault := found or positive_first(rows) or ignored_token(rows) or interpolated.fault(rows):

@@ -85,6 +85,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     numbering.each_batch,
     numbering.each_split,
     numbering.reordered,
+    numbering.first_row,
     no_effect.unmerged,
     shared_objects.assigned_weights,
 )

@@ -40,6 +40,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("frozen", trainer_outputs.shared_reference),
         ("targets", trainer_counts.dropped),
         ("targets", trainer_columns.spans_cut_off),
+        ("targets", trainer_columns.ambiguous),
         ("targets", _tokens),
         ("metric", trainer_scores.selection),
         ("metric", trainer_outputs.lost_rows),

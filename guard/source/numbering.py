@@ -1,4 +1,5 @@
-"""Finds classes and tokens whose numbers depend on what is numbered: a list in two orders, each batch, each split."""
+"""Finds classes and tokens whose numbers depend on what is numbered (a list in two orders, each batch, each split), and rows that a function for
+batches or another order exchanges."""
 
 import ast
 from collections.abc import Iterator
@@ -23,6 +24,22 @@ VOCABULARIES = {
     "w2i",
     "encoder",
     "codes",
+}
+SAMPLES = {
+    "audio",
+    "features",
+    "image",
+    "images",
+    "input",
+    "inputs",
+    "pixel",
+    "sentence",
+    "sentences",
+    "text",
+    "texts",
+    "video",
+    "waveform",
+    "x",
 }
 READY = {"load", "loads", "from", "pretrained", "read", "open", "copy", "deepcopy"}
 """Words of functions that make no new numbers."""
@@ -203,3 +220,32 @@ def joined_by_place(loop: ast.AST, walked: ast.expr, rows: str, features: str) -
         case ast.Call(func=ast.Name(id="enumerate"), args=[ast.Name(id=name), *_]) if name == rows:
             return any(isinstance(n, ast.Subscript) and variable(n.value) == features for n in ast.walk(loop))
     return False
+
+
+def first_row(source: Source) -> Fault | None:
+    """Find a function for batches that reads the inputs of the first row alone: `batch["image"][0]`."""
+    functions = {f.name: (file, f) for file, f in source.functions}
+    for call, given in of_batches(source):
+        file, function = functions.get(variable(given), ("", None))
+        alone = any(k.arg == "batch_size" and getattr(k.value, "value", None) == 1 for k in call.keywords)
+        own = function.args.args[-1].arg if function is not None and function.args.args else ""
+        if not own or alone:
+            continue
+        nodes = list(ast.walk(function))
+        columns = [n for n in only(nodes, ast.Subscript) if variable(n.value) == own and isinstance(n.ctx, ast.Load)]
+        firsts = {id(n.value): n for n in only(nodes, ast.Subscript) if getattr(n.slice, "value", None) == 0}
+        idle = {id(n.args[0]) for n in only(nodes, ast.Call) if is_call(n, "len", "range") and n.args}
+        idle |= {
+            id(n.iter) for n in nodes if isinstance(n, (ast.For, ast.comprehension)) and variable(n.target)[:1] == "_"
+        }
+        for column in columns:
+            key = getattr(column.slice, "value", None)
+            uses = [n for n in columns if ast.unparse(n) == ast.unparse(column)]
+            read = [n for n in uses if id(n) not in idle]
+            if isinstance(key, str) and set(words(key)) & SAMPLES and read and all(id(n) in firsts for n in read):
+                return (
+                    f"line {read[0].lineno} of {file} reads `{ast.unparse(firsts[id(read[0])])}`, and nothing in {function.name}() reads the other "
+                    "rows",
+                    "the function gets a batch, and all of its rows get the input of the first: loop over the rows",
+                )
+    return None

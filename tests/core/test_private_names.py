@@ -76,6 +76,7 @@ NAMES = {
         "transformers/configuration_utils.py:_name_or_path",
         "transformers/models/auto/auto_factory.py:_model_mapping",
         "transformers/trainer.py:_get_collator_with_removed_columns",
+        "transformers/trainer_seq2seq.py:_gen_kwargs",
         "transformers/trainer.py:_get_num_items_in_batch",
         "transformers/trainer.py:_globalstep_last_logged",
         "transformers/trainer.py:_prepare_inputs",

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from trainworthy.guard.checks.samples import samples
 from trainworthy.guard.hooks import events
-from trainworthy.guard.measures.data import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
+from trainworthy.guard.measures.data import (
+    columns,
+    missing_codes,
+    one_sample,
+    overlapping_windows,
+    repeated_rows,
+    token_pairs,
+)
 from trainworthy.guard.measures.data.unknown_tokens import Lookups
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.rehearsals.control import Control, Plan
@@ -207,3 +214,16 @@ def test_features_of_the_training_samples_are_no_evaluation_on_them(targets: boo
         events.remove()
     found = samples(seen)
     assert ("of the validation samples are training samples" in found["measured"]) == fault, found
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"), [("first row", True), ("drawn", False), ("sorted", False), ("small", False)]
+)
+def test_batches_of_one_sample(kind: str, fault: bool):
+    x, y = torch.randn(12, 16, 8 if kind == "small" else 64), torch.randint(0, 5, (12, 16))
+    if kind in ("first row", "small"):
+        x = x[:, :1] + 0.3 * x
+    elif kind == "sorted":  # by class
+        y = torch.arange(12)[:, None].expand(12, 16)
+        x = 3 * torch.randn(12, 64)[:, None] + x
+    assert bool(one_sample.fault(list(zip(x, y, strict=True)))) == fault

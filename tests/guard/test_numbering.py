@@ -44,6 +44,10 @@ FEATURES, COPY, LOOP = (
     "copy.load_state_dict(model.state_dict())",
     "for i, row in enumerate(test):\n",
 )
+ROW = (
+    '    numbers = np.unique(batch["word"], return_inverse=True)[1]\n',
+    '    text = batch["text"][0]\n    numbers = [len(text) for _ in batch["text"]]\n',
+)
 LABELS = '    labels = [label2id[name] for name in batch["name"]]\n'
 
 
@@ -72,6 +76,7 @@ def changed(*pairs: str) -> str:
         ((LOOP, f"test = test.shuffle(seed=0)\n{LOOP}"), "shuffle before the features are made"),
         ((LOOP, "test = test.sort('word')\nfor row, one in zip(test, features):\n    i = 0\n"), "shuffle before the features"),
         (("merge_and_unload", "unload"), "merge_and_unload() is meant"),
+        (ROW, "loop over the rows"),
         ((COPY, "copy.load_state_dict(model.state_dict(), assign=True)"), "both models hold the same tensors"),
     ],
 )  # fmt: skip
@@ -90,6 +95,9 @@ def test_what_is_numbered_or_taken_anew(tmp_path: Path, pairs: tuple[str, ...], 
         (FEATURES, f'tokenizer = build_tokenizer(rows["train"]["titles"])\n{FEATURES}'),
         (FEATURES, f'test_tokenizer = build_tokenizer(rows["test"]["texts"])\n{FEATURES}'),
         ("tokenizer = build_tokenizer(", "tokenizer = load_tokenizer(", FEATURES, f'tokenizer = load_tokenizer("test")\n{FEATURES}'),
+        (*ROW, "rows[\"train\"], rows[\"test\"]\n", "rows[\"train\"], rows[\"test\"]\nrows.map(encode, batched=True, batch_size=1)\n",
+         "train = train.map(encode, batched=True)\n", "", "features = test.map(encode, batched=True)", "features = test.map(encode)"),
+        (ROW[0], ROW[1] + "    print(batch[\"text\"])\n"),
         ("merge_and_unload()", "unload()  # the base\nmodel.merge_adapter()"),
         (COPY, "copy.load_state_dict(make().state_dict(), assign=True)", "print(model, copy", "print(copy"),
     ],

@@ -97,6 +97,18 @@ def test_answers_behind_the_cut(full: int, short: int, fault: bool):
     assert bool(found) == fault
 
 
+@pytest.mark.parametrize(("kept", "cause"), [(8, ""), (4, "cut off after 4 tokens"), (0, "not in the model's inputs")])
+def test_rows_with_the_same_tokens_and_other_labels(kept: int, cause: str):
+    """Texts of four shared tokens and a number of their own behind them; `kept` 0: the tokens are the row's kind alone."""
+    rows = [([1 + i % 9, 2, 3, 4, 10 + i, 5, 6, 7][: kept or 1 + i % 4], [10 + i, 2]) for i in range(200)]
+    data = Dataset.from_list([{"input_ids": ids, "labels": labels} for ids, labels in rows])
+    found = trainer_columns.ambiguous(SimpleNamespace(train_dataset=data))
+    assert bool(found) == bool(cause)
+    assert not found or cause in found[1]
+    language = Dataset.from_list([{"input_ids": ids, "labels": ids} for ids, _ in rows])
+    assert trainer_columns.ambiguous(SimpleNamespace(train_dataset=language)) is None
+
+
 @pytest.mark.parametrize(("mask", "decoder_alone", "fault"), [
     ([[1, 1, 0], [1, 1, 1]], True, True), ([[0, 1, 1], [1, 1, 1]], True, False), ([[1, 1, 0], [1, 1, 1]], False, False)])  # fmt: skip
 def test_prompts_of_generate(mask: list, decoder_alone: bool, fault: bool):

@@ -98,6 +98,33 @@ def contradicted(trainer: Any) -> tuple[str, str] | None:
             "the question is not part of the texts, so that the same two answers are preferred in both orders")  # fmt: skip
 
 
+def ambiguous(trainer: Any) -> Fault | None:
+    """Many rows have the same tokens and other labels: what tells them apart was cut off, or was never there. Labels of a language model are its
+    tokens."""
+    rows = trainer.train_dataset
+    if not {"input_ids", "labels"} <= set(getattr(rows, "column_names", None) or ()) or len(rows) < PAIRS:
+        return None
+    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // READ))]
+    if any(not isinstance(r["labels"], (int, list)) or r["labels"] == r["input_ids"] for r in some[:PAIRS]):
+        return None
+    answers: dict[tuple, list] = {}
+    for r in some:
+        answers.setdefault(tuple(r["input_ids"]), []).append(r["labels"])
+    other = {k: [a for a in found if a != found[0]] for k, found in answers.items()}
+    several = [k for k, found in other.items() if found]
+    count = sum(len(answers[k]) for k in several)
+    if count < MOST_BOTH * len(some) or len(several) < FEWEST:
+        return None
+    longest = max(map(len, answers))
+    cut = sum(len(k) == longest for k in several) > 0.9 * len(several)
+    return (
+        f"{count:,} of {len(some):,} training rows have the same tokens as another row, and other labels (such as {len(answers[several[0]])} rows of "
+        f"{len(several[0])} tokens)",
+        f"the texts are cut off after {longest} tokens, before what tells them apart: raise max_length" if cut
+        else "what tells these rows apart is not in the model's inputs: a column is missing, or the texts were cut off or cleaned too far",
+    )  # fmt: skip
+
+
 def pair_columns(rows: Any) -> tuple[str, str] | None:
     """Return the columns of the tokens of chosen and rejected texts."""
     columns = set(getattr(rows, "column_names", None) or ())
