@@ -24,6 +24,7 @@ VALIDATION = files.VALIDATION
 LEAST = 32  # rows of a test set; of fewer there is none
 COLLECTIONS, LEAST_EACH = 30, 10  # values of `source`, and rows of each on average, that name data sets
 FEW = 5  # rows of a split; of fewer none may be left out
+LONGER = 0.01  # of the rows may be longer than the length that is chosen for them
 ROUND = 32  # a limit that follows the data is a multiple of this
 SYSTEM = "You name Python functions."  # for docstrings
 
@@ -43,7 +44,7 @@ class Source:
     system: str = "auto"
     """System turn of every chat; empty: none (some templates then put their own). `auto`: the task for docstrings, else none."""
     max_length: int = 0
-    """Tokens of prompt and completion together; 0: as few as leave out no more than `max_bad` of the rows (docstrings: 96)."""
+    """Tokens of prompt and completion together; 0: as few as leave out no more than 1% of the rows, or `max_bad` if less (docstrings: 96)."""
     max_bad: float = 0.01
     """Share of rows that may be longer or unusable (no answer, not text); they are left out, counted and named, never cut."""
     held_out: int = 128
@@ -326,12 +327,15 @@ def spared(max_bad: float, rows: int) -> int:
 
 
 def limit(source: Any, splits: list[list[int]], context: float) -> int:
-    """Most tokens of a row: what the settings say, else what both splits need, but for `max_bad` of each, within the context."""
+    """Most tokens of a row: what the settings say, else what both splits need, within the context. 1% of each may be longer, less if `max_bad`
+    is; a larger `max_bad`, for rows that are unusable, leaves out no more of the good ones."""
     if source.max_length:
         return source.max_length
     if source.path == "docstrings":
         return 96
-    enough = [sorted(sizes)[len(sizes) - 1 - spared(source.max_bad, len(sizes))] for sizes in splits if sizes]
+    enough = [
+        sorted(sizes)[len(sizes) - 1 - spared(min(source.max_bad, LONGER), len(sizes))] for sizes in splits if sizes
+    ]
     return int(min(context, -(-max(enough, default=ROUND) // ROUND) * ROUND))
 
 

@@ -37,7 +37,7 @@ class Source:
     system: str = "auto"
     """System turn of every chat; empty: none (some templates then put their own). `auto`: the task for docstrings, else none."""
     max_length: int = 0
-    """Tokens of prompt and answer together; 0: as few as leave out no more than `max_bad` of the rows (docstrings: 96)."""
+    """Tokens of prompt and answer together; 0: as few as leave out no more than 1% of the rows, or `max_bad` if less (docstrings: 96)."""
     max_bad: float = 0.01
     """Share of preferences that may be longer, unusable, or have one answer twice; they are left out, counted and named."""
     held_out: int = 128
