@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ SECONDS = 3.0  # reading samples of both splits
 READ = 4000  # training samples
 EPOCHS = 6  # that are drawn, until one of them
 NEW = 0.02  # has at most this share of samples that none before it drew
+REPEATED = 0.5  # of the rows of tokens: short texts and made-up ones occur in both splits by chance
 STOCK = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 
 
@@ -238,6 +240,8 @@ def shared(train: DataLoader, val: DataLoader, mine: dict[int, int], limit: floa
         return None
     covered = min(1.0, sum(mine.values()) / max(1, len(train.dataset)))
     found = len(mine.keys() & theirs.keys()) / len(theirs)
+    if found < REPEATED and _tokens(val.dataset[0]):
+        return 0.0
     return min(1.0, found / covered) if found > 0.02 else 0.0
 
 
@@ -267,7 +271,13 @@ def _key(sample: Any) -> int | None:
         if hasattr(x, "tobytes") and getattr(x, "size", 0) and not isinstance(x, Tensor):
             raw = x.tobytes()
             return hash(raw) if len(raw) >= 8 else None
-    return None
+    return hash(tuple(ids)) if (ids := _tokens(sample)) else None
+
+
+def _tokens(sample: Any) -> list | None:
+    """Return the first list of a row of a data set of `datasets` that is long enough: its tokens."""
+    lists = sample.values() if isinstance(sample, Mapping) else ()
+    return next((v for v in lists if isinstance(v, list) and len(v) >= 8 and isinstance(v[0], (int, float))), None)
 
 
 def workers(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """What a trainer of transformers or TRL gets from its model, and the prompts of `generate`."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import transformers
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
+from torch.utils.data import DataLoader
+from trainworthy.guard.checks import samples
 from trainworthy.guard.measures.models.generations import Generations
 from trainworthy.guard.measures.rates import risen
 from trainworthy.guard.measures.trainers import trainer_columns, trainer_outputs, trainer_tokens
@@ -95,6 +98,15 @@ def test_answers_behind_the_cut(full: int, short: int, fault: bool):
     ])  # fmt: skip
     found = trainer_columns.spans_cut_off(SimpleNamespace(train_dataset=data))
     assert bool(found) == fault
+
+
+@pytest.mark.parametrize(("common", "share"), [(0, 0.0), (20, 0.0), (60, 1.0)])
+def test_rows_of_tokens_in_both_splits(common: int, share: float):
+    rows = [{"input_ids": [i, i % 7, *range(10)], "labels": i % 2} for i in range(300)]
+    train, val = (DataLoader(Dataset.from_list(r)) for r in (rows[:240], rows[240 - common : 300 - common]))  # type: ignore[arg-type]
+    mine = samples.content(train, 1000, time.monotonic() + 60)
+    assert len(mine) == 240
+    assert samples.shared(train, val, mine, time.monotonic() + 60) == share
 
 
 @pytest.mark.parametrize(("kept", "cause"), [(8, ""), (4, "cut off after 4 tokens"), (0, "not in the model's inputs")])
