@@ -130,7 +130,7 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
             and not p.backwards
             and p.loader is not train[0].loader
             and not p.refreshing
-            and not features(p, train[0])
+            and (seen.trainer is not None or not features(p, train[0]))
         ):
             evals[id(p.loader)] = p.loader
     data = train[0].loader.dataset

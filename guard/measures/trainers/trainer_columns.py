@@ -18,6 +18,7 @@ FEWEST = 8  # spans
 ANSWERS = 4  # least number of different answers under one ending
 REWARDED = 12  # rows
 SPANS, CUT, LOST = 256, 0.2, 0.02  # rows that are read; shares of spans at 0: of rows that are cut off, of shorter ones
+MOST_ALIKE = 0.2  # of the rows
 MOST_BOTH, READ = 0.3, 4000  # share of the pairs that are also there the other way round; pairs that are read
 
 
@@ -99,8 +100,8 @@ def contradicted(trainer: Any) -> tuple[str, str] | None:
 
 
 def ambiguous(trainer: Any) -> Fault | None:
-    """Many rows have the same tokens and other labels: what tells them apart was cut off, or was never there. Labels of a language model are its
-    tokens."""
+    """Many rows that fill the whole length have the same tokens and other labels, and shorter ones do not: what tells them apart was cut off. Several
+    answers to one text are no fault. Labels of a language model are its tokens."""
     rows = trainer.train_dataset
     if not {"input_ids", "labels"} <= set(getattr(rows, "column_names", None) or ()) or len(rows) < PAIRS:
         return None
@@ -110,19 +111,16 @@ def ambiguous(trainer: Any) -> Fault | None:
     answers: dict[tuple, list] = {}
     for r in some:
         answers.setdefault(tuple(r["input_ids"]), []).append(r["labels"])
-    other = {k: [a for a in found if a != found[0]] for k, found in answers.items()}
-    several = [k for k, found in other.items() if found]
-    count = sum(len(answers[k]) for k in several)
-    if count < MOST_BOTH * len(some) or len(several) < FEWEST:
-        return None
     longest = max(map(len, answers))
-    cut = sum(len(k) == longest for k in several) > 0.9 * len(several)
+    both = {k: len(found) for k, found in answers.items() if any(a != found[0] for a in found)}
+    full, count = ({k: n for k, n in both.items() if len(k) == longest}, sum(both.values()))
+    if count < MOST_ALIKE * len(some) or len(full) < FEWEST or sum(full.values()) < (1 - LOST) * count:
+        return None
     return (
-        f"{count:,} of {len(some):,} training rows have the same tokens as another row, and other labels (such as {len(answers[several[0]])} rows of "
-        f"{len(several[0])} tokens)",
-        f"the texts are cut off after {longest} tokens, before what tells them apart: raise max_length" if cut
-        else "what tells these rows apart is not in the model's inputs: a column is missing, or the texts were cut off or cleaned too far",
-    )  # fmt: skip
+        f"{count:,} of {len(some):,} training rows have the same {longest} tokens as another row, and other labels; of shorter rows "
+        f"{count - sum(full.values())}",
+        f"the texts are cut off after {longest} tokens, before what tells them apart: raise max_length",
+    )
 
 
 def pair_columns(rows: Any) -> tuple[str, str] | None:
