@@ -64,7 +64,7 @@ def test_answers_as_long_as_their_labels(limits: dict[str, int], fault: bool):
     rows = Dataset.from_dict({"labels": [[5, 6, 7, 8, 9, 4, 2, 0, -100]] * 9})
     trainer = SimpleNamespace(
         model=model, accelerator=SimpleNamespace(unwrap_model=lambda m: m), eval_dataset=rows, train_dataset=rows,
-        args=SimpleNamespace(predict_with_generate=True, generation_config=None, generation_max_length=None),
+        args=SimpleNamespace(predict_with_generate=True, generation_config=None, generation_max_length=None), data_collator=None,
         _remove_unused_columns=lambda rows, _: rows,
     )  # fmt: skip
     found = trainer_outputs.cut_short(trainer)

@@ -3,7 +3,7 @@
 Trainers are known by their attributes: this room imports no library of trainers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,19 @@ ROWS, READ = 8, 64  # of which the outputs are made; whose labels are read
 MOST_CUT = 0.5  # of the labels
 
 
-def evaluated(trainer: Any, most: int) -> list[Any]:
-    """Return some rows of the evaluation, or of the training if there is none, as the collator gets them."""
-    data = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
-    data = next(iter(data.values()), None) if isinstance(data, Mapping) and not hasattr(data, "column_names") else data
+def evaluated(trainer: Any, most: int) -> tuple[list[Any], Callable]:
+    """Return some rows of the evaluation, or of the training if there is none, and what collates them."""
+    data, collate = (
+        trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset,
+        trainer.data_collator,
+    )
+    data = next(iter(data.values()), None) if isinstance(data, Mapping) else data
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or not len(data):
-        return []
-    rows = trainer._remove_unused_columns(data, "evaluation") if hasattr(data, "column_names") else data
-    return [rows[i] for i in range(0, len(rows), max(1, len(rows) // most))][:most]
+        return [], collate
+    named = hasattr(data, "column_names")
+    rows = trainer._remove_unused_columns(data, "evaluation") if named else data
+    chosen = [rows[i] for i in range(0, len(rows), max(1, len(rows) // most))][:most]
+    return chosen, collate if named else trainer._get_collator_with_removed_columns(collate)
 
 
 def lost_rows(trainer: Any) -> Fault | None:
@@ -32,12 +37,11 @@ def lost_rows(trainer: Any) -> Fault | None:
     (the loss of a tuple), and that is the first row of each batch (transformers#34278)."""
     if type(trainer).compute_loss.__module__.split(".")[0] in LIBRARIES:
         return None
-    rows = evaluated(trainer, ROWS)
+    rows, collate = evaluated(trainer, ROWS)
     if len(rows) < 3:
         return None
     with in_mode(trainer.model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        batch = dict(trainer.data_collator(rows))
-        _, logits, labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+        _, logits, labels = trainer.prediction_step(trainer.model, dict(collate(rows)), prediction_loss_only=False)
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or not logits.dim() or not labels.dim():
         return None
     if len(logits) != len(labels) - 1:
@@ -60,7 +64,7 @@ def cut_short(trainer: Any) -> Fault | None:
     # Of `max_length` one token is the decoder's first
     total = given.get("max_length") or getattr(trainer.args, "generation_max_length", None) or config.max_length
     most, name = (new, f"max_new_tokens={new}") if new else ((total or 0) - 1, f"max_length={total}")
-    rows = evaluated(trainer, READ)
+    rows, _ = evaluated(trainer, READ)
     if (not total and not new) or not rows or not isinstance(rows[0], Mapping) or "labels" not in rows[0]:
         return None
     pad = getattr(model.config, "pad_token_id", None)
