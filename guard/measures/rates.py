@@ -1,7 +1,9 @@
 """Finds rates that cannot be meant: negative ones, those that irregular factors change again and again, the square of a base rate, a rate that
 is gone before the run's middle or that rises again."""
 
+import contextlib
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +18,7 @@ WIDE = 3.0  # variance of the logarithm of the rate, in variances of its change
 ALONE = -0.3  # correlation of a change with the next one: -0.5 if each rate is a base rate times a factor of its own, 0 if factors add up
 LEAST = 8  # updates of an epoch, at least
 RISE = 3.0  # of the rate in a warm-up
+SMALL, TINY = 0.05, 3e-5  # factors and base rates that are rates; their product, below all usual ones
 FACTORS = 1000  # of a LambdaLR, from its first step on
 
 
@@ -93,11 +96,31 @@ def squared(one: Any) -> Fault | None:
         )
     peak = max(map(max, rows))
     if abs(peak - base) > 1e-6 * base:
-        return None
+        return product(base, max(map(highest, factors)))
     return (
         f"the largest factor of LambdaLR is {peak:.3g}, the base rate itself: the rate is never above its square, {base * peak:.2g}",
         "the function returns a rate where a factor of the base rate is meant (1 at its peak)",
     )
+
+
+def product(base: float, peak: float) -> Fault | None:
+    """Find a factor that is a rate in all of a long run, where the base rate is one, too: the schedule of Vaswani et al. (2017) gives the rate
+    itself, for a base of 1."""
+    if not 0 < peak < SMALL or base >= SMALL or base * peak >= TINY:
+        return None
+    return (
+        f"the base rate is {base:.3g}, and the largest factor of LambdaLR {peak:.3g}: the rate is never above {base * peak:.2g}",
+        "the function returns the rate itself, which is multiplied by the optimiser's: build the optimiser with lr=1",
+    )
+
+
+def highest(factor: Callable[[int], float]) -> float:
+    """Return the largest factor within a million steps: of the first ones, then of steps that are further and further apart."""
+    steps = [*range(FACTORS), *(int(FACTORS * 1.05**k) for k in range(142))]
+    found = 1.0
+    with contextlib.suppress(Exception):  # behind its end
+        found = max(float(factor(k)) for k in steps)
+    return found
 
 
 def falls_to(factors: list[float], base: float) -> int:

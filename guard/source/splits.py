@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, stored
@@ -12,6 +13,14 @@ from trainworthy.guard.source.reading import Source, names_in
 
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
           "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval"}  # fmt: skip
+ROLES = {
+    "support": "support",
+    "prototypes": "support",
+    "protos": "support",
+    "prototype": "support",
+    "query": "query",
+    "queries": "query",
+}
 HELD_OUT = {"val", "test", "eval"}
 KINDS = {"loader", "loaders", "dataloader", "dl", "set", "dataset", "ds", "data", "transform", "transforms", "tf", "tfm", "tfms", "aug",
          "augs", "idx", "indices", "index", "ids", "x", "y", "images", "labels", "targets", "texts", "files", "paths", "rows", "df", "iter",
@@ -82,7 +91,8 @@ def uses(scope: ast.AST) -> Iterator[tuple[ast.stmt, list[str], set[str]]]:
 
 
 def shared(source: Source) -> Fault | None:
-    """Find a training split and a held-out one that are overlapping slices of the same array: `train = data[:n]`, `val = data[:m]`."""
+    """Find a training split and a held-out one that are overlapping slices of the same array: `train = data[:n]`, `val = data[:m]`; or a support
+    set and queries (`z[:, :shot].mean(1)`, `z[:, :query]`)."""
     for file, scope in source.plain_scopes:
         lines = sorted(only(inside(scope), ast.Assign), key=lambda n: n.lineno)
         pairs = [(line, variable(target), value) for line in lines for target, value in assigned(line)]
@@ -91,23 +101,50 @@ def shared(source: Source) -> Fault | None:
             sizes.setdefault(name, []).append(value)
         made: list[tuple[str, ast.Subscript, int]] = []  # name, slice, line
         for line, name, value in pairs:
-            match value:
-                case ast.Subscript(value=ast.Name() | ast.Attribute(), slice=ast.Slice(step=None)) if split_of(name):
-                    base, whole = ast.unparse(value.value), ast.unparse(value)
-                case _:
-                    continue
+            value, axis, cut = sliced(value, episodic=bool(role_of(name)))
+            if cut is None or not (split_of(name) or role_of(name)):
+                continue
+            base, whole = ast.unparse(value.value), ast.unparse(value)
             for other, before, at in made:
-                pair = {split_of(name), split_of(other)}
-                same = ast.unparse(before.value) == base and kind_of(name) == kind_of(other)
+                pair, roles = {split_of(name), split_of(other)}, {role_of(name), role_of(other)}
+                same = ast.unparse(before.value) == base and sliced(before, episodic=True)[1] == axis
                 again = any(at < n.lineno <= line.lineno and base in stored(n) for n in lines)
-                held_out = "train" in pair and pair & HELD_OUT
-                if same and not again and held_out and overlap(before.slice, value.slice, sizes):
+                held_out = "train" in pair and pair & HELD_OUT and kind_of(name) == kind_of(other)
+                episode = roles == {"support", "query"}
+                if (
+                    same
+                    and not again
+                    and (held_out or episode)
+                    and overlap(sliced(before, episodic=True)[2], cut, sizes)
+                ):
                     return (
                         f"`{other}` is {ast.unparse(before)} in line {at} of {file}, and `{name}` is {whole} in line {line.lineno}: they overlap",
-                        "the held-out split holds what is trained on: it must begin where the training split ends",
-                    )
+                        "the queries hold the support set: they must begin where it ends" if episode
+                        else "the held-out split holds what is trained on: it must begin where the training split ends",
+                    )  # fmt: skip
             made.append((name, value, line.lineno))
     return None
+
+
+def role_of(name: str) -> str:
+    """Return the part of an episode that a name tells: support (or the prototypes made of it) or query; empty for none or both."""
+    found = {ROLES[w] for w in words(name) if w in ROLES}
+    return found.pop() if len(found) == 1 else ""
+
+
+def sliced(value: ast.expr, *, episodic: bool) -> tuple[Any, int, ast.Slice | None]:
+    """Return a slice of a variable, its axis and its bounds: `data[:n]`; with `episodic` also `z[:, :n].mean(1)`. None: it is something else."""
+    while episodic and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    match value:
+        case ast.Subscript(value=ast.Name() | ast.Attribute(), slice=ast.Slice(step=None) as cut):
+            return value, 0, cut
+        case ast.Subscript(
+            value=ast.Name() | ast.Attribute(),
+            slice=ast.Tuple(elts=[ast.Slice(None, None, None), ast.Slice(step=None) as cut]),
+        ) if episodic:
+            return value, 1, cut
+    return value, 0, None
 
 
 def overlap(one: ast.Slice, other: ast.Slice, sizes: dict[str, list[ast.expr]]) -> bool:

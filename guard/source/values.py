@@ -251,3 +251,48 @@ def kept(statements: list[ast.stmt], name: str) -> bool:
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append"), args=[ast.Name(id=one)])) if one == name:
                 return True
     return False
+
+
+def lost_bias(source: Source) -> Fault | None:
+    """Find a class that adds a bias to the product of two of its layers in `forward`, and leaves it out of the same product in another method."""
+    for file, kind in source.of(ast.ClassDef):
+        methods_of = {f.name: f for f in kind.body if isinstance(f, FUNCTIONS)}
+        forward = methods_of.get("forward")
+        if forward is None:
+            continue
+        own = {name: members(f) for name, f in methods_of.items()}
+        biases = {m for m in own["forward"] if "bias" in words(m) and not {"user", "global"} & set(words(m))}
+        rest = own["forward"] - biases
+        for name, function in methods_of.items():
+            used = own[name]
+            lost = biases - used
+            whole = any("bias" in words(m) for m in used) or used & methods_of.keys() or own["forward"] & {name}
+            if (
+                name.startswith("_")
+                or name == "forward"
+                or whole
+                or not lost
+                or rest != used
+                or len(rest) < 2
+                or not product(function)
+            ):
+                continue
+            line, bias = function.lineno, min(lost)
+            return (
+                f"forward() of {kind.name} adds `{bias}`, and {name}() in line {line} of {file} multiplies the same layers without it",
+                f"what {name}() ranks by is not what is trained: add `self.{bias}` there, too",
+            )
+    return None
+
+
+def members(function: ast.AST) -> set[str]:
+    """Return the attributes of `self` that a function reads."""
+    return {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute) and variable(n.value) == "self"}
+
+
+def product(function: ast.AST) -> bool:
+    """Return whether a function returns a matrix product, or a sum of products."""
+    found = [n.value for n in only(inside(function), ast.Return) if n.value is not None]
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult) for v in found for n in ast.walk(v)) or any(
+        any(calls(ast.walk(v), "matmul", "mm", "einsum", "linear")) for v in found
+    )

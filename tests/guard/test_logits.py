@@ -84,6 +84,8 @@ def test_scores_with_classes_first(pad, sees):
     (lambda k: min(1.0, (k + 1) / 20), 1e-2, False),
     (lambda k: 0.95**k, 1e-2, False),
     (lambda k: 1e-2 * 0.5 ** (k // 30), 1.0, False),
+    (lambda k: 3e-3 * min((k + 1) / 50, (50 / (k + 1)) ** 0.5), 1e-3, True),  # a rate, and the base is one
+    (lambda k: min(1.0, (k + 1) / 1e5), 1e-3, False),  # a long warm-up
     (lambda k: 16**-0.5 * min((k + 1) ** -0.5, (k + 1) * 40**-1.5), 1.0, False),
 ])  # fmt: skip
 def test_a_rate_for_a_factor(function, base: float, wrong: bool):

@@ -110,3 +110,62 @@ def test_vars_of_an_object_hides_no_variable(tmp_path: Path):
     bug = changed(COPY, "copy.load_state_dict(model.state_dict(), assign=True)")
     assert fault(tmp_path, f"{bug}print(vars(args))\n")
     assert not fault(tmp_path, f"{bug}print(vars())\n")
+
+
+FACTORS = """
+from torch import nn
+
+
+class Factors(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.user, self.item, self.bias = nn.Embedding(n, 8), nn.Embedding(n, 8), nn.Embedding(n, 1)
+
+    def forward(self, user, item):
+        return (self.user(user) * self.item(item)).sum(-1) + self.bias(item).squeeze(-1)
+
+    def scores(self, user):
+        return self.user(user) @ self.item.weight.T + self.bias.weight.squeeze(-1)
+
+
+model = Factors(9)
+print(model(0, 1), model.scores(0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", False),
+        (" + self.bias.weight.squeeze(-1)", "", True),
+        ("self.user(user) @ self.item.weight.T + self.bias.weight.squeeze(-1)", "self.user(user)", False),  # features
+        ("@ self.item.weight.T + self.bias.weight.squeeze(-1)", "@ self.item.weight.T + self.logits(user)", False),
+    ],
+)
+def test_a_ranking_without_the_bias_that_trains(tmp_path: Path, old: str, new: str, found: bool):
+    assert ("ranks by" in fault(tmp_path, FACTORS.replace(old, new))) == found
+
+
+EPISODE = """
+def episode(z, shot, query):
+    prototypes = z[:, :shot].mean(1)
+    queries = z[:, shot:].reshape(-1, 8)
+    return queries @ prototypes.T
+
+
+print(episode(0, 1, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("new", "found"),
+    [
+        ("z[:, shot:]", False),
+        ("z[:, :query]", True),
+        ("z[:, -query:]", False),
+        ("other[:, :query]", False),
+        ("z[:query]", False),
+    ],
+)
+def test_queries_that_hold_their_support(tmp_path: Path, new: str, found: bool):
+    assert ("hold the support set" in fault(tmp_path, EPISODE.replace("z[:, shot:]", new))) == found

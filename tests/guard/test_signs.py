@@ -255,7 +255,7 @@ def test_masks_that_are_turned_apart(apart: bool):
     train, val = DataLoader(Scenes(augment=True, apart=apart), 8), DataLoader(Scenes(augment=False), 8)
     found = turned_apart(train, {1: val}, float("inf"))
     assert (found is not None) == apart
-    assert not apart or "one draw for picture and mask" in found[1]
+    assert not apart or "one draw for both" in found[1]
     found = turned_apart(train, {}, float("inf"))  # the evaluation has no loader
     assert (found is not None) == apart
     faint = DataLoader(
@@ -266,6 +266,28 @@ def test_masks_that_are_turned_apart(apart: bool):
         8,
     )
     assert turned_apart(faint, {}, float("inf")) is None  # the masks say little about the pictures
+
+
+@pytest.mark.parametrize(
+    ("form", "exchanged"), [("corners", False), ("corners", True), ("shares", False), ("shares", True)]
+)
+def test_boxes_whose_rows_and_columns_are_exchanged(form: str, exchanged: bool):
+    torch.manual_seed(0)
+
+    def scene():
+        picture, size, at = 0.1 * torch.rand(3, 32, 32), torch.randint(6, 14, (2,)), torch.randint(0, 16, (2,))
+        (left, top), (wide, high) = at.tolist(), size.tolist()
+        picture[:, top : top + high, left : left + wide] += torch.rand(3, high, wide)
+        box = torch.tensor([[left, top, left + wide, top + high]]).float()
+        box = box[:, [1, 0, 3, 2]] if exchanged else box
+        if form == "shares":
+            box = torch.cat([torch.ones(1, 1), (box[:, :2] + box[:, 2:]) / 64, (box[:, 2:] - box[:, :2]) / 32], 1)
+        return picture, {"boxes": box, "labels": torch.ones(1).long()}
+
+    train, val = (DataLoader([scene() for _ in range(60)], 8) for _ in range(2))  # type: ignore[arg-type]
+    found = turned_apart(train, {1: val}, float("inf"))
+    assert bool(found) == exchanged
+    assert not found or "rows and columns" in found[1]
 
 
 def test_masks_that_stay_while_their_pictures_are_turned_by_any_angle():

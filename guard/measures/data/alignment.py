@@ -1,4 +1,4 @@
-"""Finds pictures and volumes whose masks were flipped or turned on their own: another flip or turn of the mask fits the picture better."""
+"""Finds pictures and volumes whose masks or boxes were flipped or turned on their own: another flip or turn of them fits the picture better."""
 
 import itertools
 import math
@@ -15,9 +15,11 @@ SAMPLES, LEAST = 128, 32
 VOLUMES = 8  # that are enough: each holds as much as many pictures
 PLACES = 2**16  # of a volume that are compared
 CLEAR = 0.3  # by how much more of a picture's variance another flip or turn of its mask explains
+SURE, TWICE = 8.0, 2.0  # standard errors, and times as much, by which one flip or turn explains more of all pictures
 STRAY = 0.15  # of the evaluation's gain: masks that fit hardly better than when flipped or turned
 CAUSE = (
-    "the augmentation moves the picture and not its mask, or draws again for the mask: one draw for picture and mask"
+    "the augmentation moves the picture and not its mask or boxes, or draws again for them: one draw for both\n"
+    "rows and columns (y and x) are exchanged in one of the two"
 )
 
 
@@ -43,7 +45,7 @@ def turned_apart(train: DataLoader, evals: dict[int, DataLoader], limit: float) 
         wrong, usual = (float((s[:, 1:].amax(1) > s[:, 0] + margin).float().mean()) for s in (found, known))
         if wrong > 0.2 and usual < 0.05:
             return (
-                f"the masks of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned, "
+                f"the masks or boxes of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned, "
                 f"and {usual:.0%} of {len(known)} in the evaluation",
                 CAUSE,
             )
@@ -56,11 +58,21 @@ def alone(train: DataLoader, limit: float) -> tuple[str, str] | None:
     found = scores(train, limit)
     if len(found) < LEAST:
         return None
-    wrong = float((found[:, 1:].amax(1) > found[:, 0] + CLEAR).float().mean())
+    gain = found[:, 1:] - found[:, :1]
+    sure = gain.mean(0) / (gain.std(0) / len(gain) ** 0.5).clamp_min(1e-12) > SURE
+    better = sure & (found[:, 1:].mean(0) > TWICE * found[:, 0].mean())
+    if bool(better.any()):
+        own, other = float(found[:, 0].mean()), float(found[:, 1:].mean(0)[better].max())
+        return (
+            f"the pictures of {len(found)} training samples explain {own:.0%} of their masks or boxes as they are and {other:.0%} of them flipped or "
+            "turned, all in one way",
+            CAUSE,
+        )
+    wrong = float((gain.amax(1) > CLEAR).float().mean())
     if wrong <= 0.2:
         return None
     return (
-        f"the masks of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned",
+        f"the masks or boxes of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned",
         CAUSE,
     )
 
@@ -85,8 +97,13 @@ def scores(loader: DataLoader, limit: float) -> Tensor:
 
 
 def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both; of a volume (C, D, H, W) and (D, H, W)."""
-    leaves = [x for x in tensors(sample) if x.dim() >= 2 and min(x.shape[-2:]) >= 8]
+    """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both; of a volume (C, D, H, W) and (D, H, W). Foreground is
+    also what lies in its boxes."""
+    every = tensors(sample)
+    leaves = [x for x in every if x.dim() >= 2 and min(x.shape[-2:]) >= 8]
+    if len(leaves) == 1 and leaves[0].dim() == 3 and len(leaves[0].unique()) > 16:
+        found = [m for x in every if x is not leaves[0] and (m := within(x, *leaves[0].shape[-2:])) is not None]
+        return (to_double(leaves[0]), found[0]) if len(found) == 1 else None
     if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
         return None
     picture, mask = to_double(leaves[0]), to_double(leaves[1])
@@ -104,6 +121,24 @@ def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
     step = 1 if axes == 2 else max(1, math.ceil((mask.numel() / PLACES) ** (1 / 3)))
     cut = (..., *[slice(None, None, step)] * axes)
     return picture.reshape(-1, *shape)[cut], (mask.reshape(shape) > 0).double()[cut]
+
+
+def within(boxes: Tensor, high: int, wide: int) -> Tensor | None:
+    """Return which pixels (H, W) lie in boxes (K, 4) with the corners x1, y1, x2, y2, or (K, 5) with a class and centre and size in shares of the
+    picture; None if these are no such boxes."""
+    b, size = to_double(boxes), torch.tensor([wide, high, wide, high]).double()
+    if b.dim() != 2 or not len(b) or b.shape[1] not in (4, 5):
+        return None
+    if b.shape[1] == 5:
+        if bool((b[:, 0] != b[:, 0].round()).any()) or float(b[:, 1:].min()) < 0 or float(b[:, 1:].max()) > 1:
+            return None
+        b = torch.cat([b[:, 1:3] - b[:, 3:] / 2, b[:, 1:3] + b[:, 3:] / 2], 1) * size
+    if float(b.max()) < 2 or float(b.min()) < -1 or bool((b > size + 1).any()) or bool((b[:, 2:] <= b[:, :2]).any()):
+        return None
+    mask = torch.zeros(high, wide).double()
+    for left, top, right, bottom in b.round().int().tolist():
+        mask[max(0, top) : bottom, max(0, left) : right] = 1
+    return mask
 
 
 def turned(y: Tensor) -> list[Tensor]:
