@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from trainworthy.guard.checks.loss import one_class, positive_first
-from trainworthy.guard.measures.losses.targets import describe, of_a_layer
+from trainworthy.guard.measures.losses.targets import describe, made_by_the_loop, of_a_layer
 from trainworthy.guard.measures.models.rows import crossing
 
 
@@ -41,3 +41,11 @@ def test_a_view_is_no_transpose():
         assert not crossing(healthy, points)
     series = torch.randn(4, 28, 1)
     assert not crossing(series.view(4, 1, 28), series)
+
+
+def test_targets_that_the_loop_makes():
+    """All the same, the places of rows, or the classes of an episode. Not those of a batch that was drawn."""
+    for made in (torch.zeros(9), torch.arange(12), torch.arange(10).repeat_interleave(3), torch.arange(10).repeat(3)):
+        assert made_by_the_loop(made.long())
+    for drawn in ([0, 0, 0, 1, 1, 1, 1, 1], [2, 0, 1, 1, 0, 2, 2, 0, 1], [0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 0]):
+        assert not made_by_the_loop(torch.tensor(drawn))

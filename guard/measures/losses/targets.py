@@ -111,8 +111,15 @@ def binary(target: Tensor, kwargs: dict) -> dict[str, Any]:
 
 
 def made_by_the_loop(flat: Tensor) -> bool:
-    """Return whether targets are all the same, or count the rows: places of the positive in a contrastive loss."""
-    return len(flat) >= 8 and (bool((flat == flat[0]).all()) or torch.equal(flat.cpu(), torch.arange(len(flat))))
+    """Return whether targets are all the same, or count the rows (places of the positive in a contrastive loss), or the classes of an episode:
+    each as often as the others, one after the other or in turns."""
+    n, row = len(flat), torch.arange(len(flat))
+    if n < 8 or bool((flat == flat[0]).all()):
+        return n >= 8
+    classes = int(flat.max()) + 1
+    if n % classes:
+        return False
+    return any(torch.equal(flat.cpu(), places) for places in (row // (n // classes), row % classes))
 
 
 def argument(module: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
