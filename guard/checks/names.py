@@ -81,6 +81,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     rows.shuffled_twice,
     rows.grouped,
     exchanged.parts,
+    loops.reseeded,
     values.lost_bias,
     numbering.two_orders,
     numbering.each_batch,

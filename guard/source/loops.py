@@ -11,6 +11,8 @@ from trainworthy.guard.source.reading import Source
 
 ANEW = ("load_state_dict", "deepcopy", "apply", "set_weights")
 """Calls that may give a net new weights."""
+SEEDING = {"torch.manual_seed", "manual_seed", "np.random.seed", "numpy.random.seed", "random.seed", "set_seed", "transformers.set_seed",
+           "seed_everything", "L.seed_everything", "pl.seed_everything"}  # fmt: skip
 RIGHT = {"correct", "corrects", "hits"}
 """Words of the names of counts of right answers."""
 
@@ -119,6 +121,25 @@ def never_begun_again(source: Source) -> Fault | None:
 def over_epochs(loop: ast.For) -> bool:
     """Return whether the names in the head of a loop tell that it runs over epochs."""
     return any({"epoch", "epochs"} & set(words(name)) for name in variables(loop.target) | variables(loop.iter))
+
+
+def reseeded(source: Source) -> Fault | None:
+    """Find `torch.manual_seed(SEED)` in a loop over epochs that trains: each epoch draws the same order, noise and dropout. One that puts the
+    generator's state back draws on."""
+    if source.known & {"set_rng_state", "fork_rng", "setstate", "set_state"}:
+        return None
+    for file, loop in source.of(ast.For):
+        train = trains(loop) or any(tail(n.func).startswith("train") for n in ast.walk(loop) if isinstance(n, ast.Call))
+        changed = {name for n in ast.walk(loop) for name in stored(n)}
+        for line in loop.body if train and over_epochs(loop) else ():
+            match line:
+                case ast.Expr(value=ast.Call(args=[seed], keywords=[]) as call) if ast.unparse(call.func) in SEEDING:
+                    if not loaded(seed) & changed:
+                        return (
+                            f"line {line.lineno} of {file} is `{ast.unparse(line)}`, in each epoch of the loop of line {loop.lineno}",
+                            "each epoch draws the same order, noise and dropout as the one before: set the seed once, before the loop",
+                        )
+    return None
 
 
 ONCE = ("iter", "zip", "map", "enumerate", "filter", "reversed")

@@ -169,3 +169,31 @@ print(episode(0, 1, 2))
 )
 def test_queries_that_hold_their_support(tmp_path: Path, new: str, found: bool):
     assert ("hold the support set" in fault(tmp_path, EPISODE.replace("z[:, shot:]", new))) == found
+
+
+EPOCHS = """
+import torch
+
+
+def train_epoch(seed):
+    print(seed)
+
+
+for epoch in range(9):
+    torch.manual_seed(0)
+    train_epoch(torch.randperm(9))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", True),
+        ("manual_seed(0)", "manual_seed(epoch)", False),
+        ("for epoch in range(9)", "for fold in range(9)", False),
+        ("manual_seed(0)", "set_rng_state(state)", False),
+        ("train_epoch(torch", "sampled(torch", False),
+    ],
+)
+def test_a_seed_that_is_set_in_each_epoch(tmp_path: Path, old: str, new: str, found: bool):
+    assert ("set the seed once" in fault(tmp_path, EPOCHS.replace(old, new))) == found
