@@ -184,16 +184,19 @@ def unread_option(source: Source) -> Fault | None:
 
 
 def unmerged(source: Source) -> Fault | None:
-    """Find `model = model.unload()` of peft in a script that never merges: what was trained is taken away."""
-    imports = [ast.unparse(n) for _, n in source.of(ast.Import, ast.ImportFrom)]
+    """Find `model = model.unload()` of an adapter of peft (LoRA) in a script that trains it, and neither saves it before nor merges: what was
+    trained is taken away."""
     merges = any("merge" in n.attr for _, n in source.of(ast.Attribute))
-    if merges or not any("peft" in text or "trl" in text for text in imports):
+    if merges or "LoraConfig" not in source.known or not source.known & {"train", "backward"}:
         return None
+    saved = [
+        n.lineno for _, n in source.of(ast.Attribute) if n.attr in ("save_pretrained", "save_model", "push_to_hub")
+    ]
     for file, node in source.of(ast.Assign):
         match node:
             case ast.Assign(
                 targets=[target], value=ast.Call(func=ast.Attribute(attr="unload", value=base), args=[], keywords=[])
-            ) if tail(target) in source.known:
+            ) if tail(target) in source.known and min(saved, default=node.lineno) >= node.lineno:
                 return (
                     f"line {node.lineno} of {file} sets `{ast.unparse(target)}` to `{ast.unparse(base)}.unload()`, and nothing is merged",
                     "unload() returns the base model without its adapter: merge_and_unload() is meant",

@@ -44,6 +44,7 @@ FEATURES, COPY, LOOP = (
     "copy.load_state_dict(model.state_dict())",
     "for i, row in enumerate(test):\n",
 )
+TRAINED = ("copy = make()\n", "trainer.train()\ncopy = make()\n")
 ROW = (
     '    numbers = np.unique(batch["word"], return_inverse=True)[1]\n',
     '    text = batch["text"][0]\n    numbers = [len(text) for _ in batch["text"]]\n',
@@ -75,7 +76,7 @@ def changed(*pairs: str) -> str:
         ((FEATURES, f'tokenizer = build_tokenizer(rows["test"]["texts"])\n{FEATURES}'), "other numbers for the same words"),
         ((LOOP, f"test = test.shuffle(seed=0)\n{LOOP}"), "shuffle before the features are made"),
         ((LOOP, "test = test.sort('word')\nfor row, one in zip(test, features):\n    i = 0\n"), "shuffle before the features"),
-        (("merge_and_unload", "unload"), "merge_and_unload() is meant"),
+        (("merge_and_unload", "unload", *TRAINED), "merge_and_unload() is meant"),
         (ROW, "loop over the rows"),
         ((COPY, "copy.load_state_dict(model.state_dict(), assign=True)"), "both models hold the same tensors"),
     ],
@@ -98,7 +99,9 @@ def test_what_is_numbered_or_taken_anew(tmp_path: Path, pairs: tuple[str, ...], 
         (*ROW, "rows[\"train\"], rows[\"test\"]\n", "rows[\"train\"], rows[\"test\"]\nrows.map(encode, batched=True, batch_size=1)\n",
          "train = train.map(encode, batched=True)\n", "", "features = test.map(encode, batched=True)", "features = test.map(encode)"),
         (ROW[0], ROW[1] + "    print(batch[\"text\"])\n"),
-        ("merge_and_unload()", "unload()  # the base\nmodel.merge_adapter()"),
+        ("merge_and_unload()", "unload()  # the base\nmodel.merge_adapter()", *TRAINED),
+        ("merge_and_unload()", "unload()"),  # the weights that an adapter leaves behind at its start, for a training elsewhere
+        ("merge_and_unload()", "unload()", "copy = make()\n", "trainer.train()\nmodel.save_pretrained('adapter')\ncopy = make()\n"),
         (COPY, "copy.load_state_dict(make().state_dict(), assign=True)", "print(model, copy", "print(copy"),
     ],
 )  # fmt: skip
