@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import stored, targets
-from trainworthy.guard.source.calls import calls, is_call, passed
+from trainworthy.guard.source.calls import calls, is_call, methods, passed
 from trainworthy.guard.source.nodes import inside, tail, variable
 from trainworthy.guard.source.reading import Source
 
@@ -187,7 +187,8 @@ def unmerged(source: Source) -> Fault | None:
     """Find `model = model.unload()` of an adapter of peft (LoRA) in a script that trains it, and neither saves it before nor merges: what was
     trained is taken away."""
     merges = any("merge" in n.attr for _, n in source.of(ast.Attribute))
-    if merges or "LoraConfig" not in source.known or not source.known & {"train", "backward"}:
+    trained = any(methods((n for _, n in source.of(ast.Call)), "train", "backward"))
+    if merges or not trained or "LoraConfig" not in source.known:
         return None
     saved = [
         n.lineno for _, n in source.of(ast.Attribute) if n.attr in ("save_pretrained", "save_model", "push_to_hub")
