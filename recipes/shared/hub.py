@@ -1,6 +1,7 @@
 """Models and data sets by folder or hub id. Errors come before anything is built and name the setting of the value."""
 
 import json
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -161,5 +162,6 @@ def unreadable(file: Path, error: Exception, setting: str = "--data.path") -> Us
     error = error.__cause__ or error
     encoding = isinstance(error, UnicodeDecodeError)
     return UserError(f"{setting} {file} cannot be read", got=str(error).splitlines()[0], needed=f"a {file.suffix} file in UTF-8",
-                     cause="another encoding, or rows that are not whole",
-                     next=f"iconv -f LATIN1 -t UTF-8 {file} > utf8{file.suffix}" if encoding else None)  # fmt: skip
+                     cause="another encoding" if encoding else "rows that are not whole",
+                     next=f"iconv -f CP1252 -t UTF-8 {shlex.quote(str(file))} > utf8{file.suffix}, with the file's own encoding: CP1252 "
+                     "for Western Europe, CP1251 for Cyrillic, GB18030 for Chinese" if encoding else None)  # fmt: skip

@@ -1,5 +1,6 @@
 """Files as people have them: packed, of other programs, with greetings, long system turns, many turns, and characters that are none."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -40,16 +41,69 @@ def read(path: Path, tokenizer: object, **settings: object) -> tuple[list[dict],
     ("a.jsonl", "\r\n".join(map(json.dumps, SHORT)).encode("utf-8-sig")),
     ("a.jsonl", "\n".join(map(json.dumps, SHORT)).encode("utf-16")),
     ("a.tsv", "\n".join(["prompt\tcompletion", *(f"{r['prompt']}\t{r['completion']}" for r in SHORT)]).encode()),
-], ids=["lines-gz", "list-gz", "object", "windows", "utf16", "tsv"])  # fmt: skip
+    *((name, "\r\n".join([sep.join(SHORT[0]), *(sep.join(r.values()) for r in SHORT)]).encode(code)) for name, sep, code in (
+        ("a.csv", ";", "utf-8-sig"), ("a.csv", ",", "utf-16"), ("a.csv", "\t", "utf-16"), ("a.tsv", "\t", "utf-16"))),
+], ids=["lines-gz", "list-gz", "object", "windows", "utf16", "tsv", "semicolons", "utf16-csv", "spreadsheet", "utf16-tsv"])  # fmt: skip
 def test_files_of_other_programs(name: str, data: bytes, tmp_path: Path):
     (tmp_path / name).write_bytes(data)
     assert files.tables(str(tmp_path / name), "--data.path")["train"] == SHORT
+
+
+def test_cells_of_a_table_are_texts(tmp_path: Path):
+    """Answers such as NA, None and null were missing, 007 was a number, and a text of more than 128 kB ended the command."""
+    said = ["NA", "None", "null", "nan", "007", "3.50", "True", "two\nlines, and a comma", "x" * 200_000]
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("prompt", "completion"), *((f"q{i}", text) for i, text in enumerate(said)), ("empty", "")])
+    (tmp_path / "b.csv").write_text("prompt,completion\nq,one, two\nr,fine\n")
+    (tmp_path / "c.csv").write_text('prompt,completion\nq,"never closed\nr,fine\n')
+    *found, empty = files.tables(str(tmp_path / "a.csv"), "--data.path")["train"]
+    assert [row["completion"] for row in found] == said
+    assert empty["completion"] is None
+    wide, fine = files.tables(str(tmp_path / "b.csv"), "--data.path")["train"]
+    assert "more cells than the 2 columns" in wide.fault.why
+    assert fine == {"prompt": "r", "completion": "fine"}
+    with pytest.raises(UserError, match="line 3"):
+        files.tables(str(tmp_path / "c.csv"), "--data.path")
 
 
 def test_a_file_that_is_not_whole_is_named(tmp_path: Path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}')[:-4])
     with pytest.raises(UserError, match="gzip"):
         files.tables(str(tmp_path / "a.jsonl.gz"), "--data.path")
+
+
+def test_instructions_of_a_developer_are_a_system_turn(tmp_path: Path):
+    """Qwen3's template writes nothing of a role that it does not know: what the rows ask for was not in the prompts, without a word."""
+    tokenizer = chat_models.tokenizer("qwen3")
+    rows = [{"messages": [{"role": "developer", "content": "Be brief."}, *turns(f"{i}?", f"It is {i}.")]} for i in range(60)]
+    source = pairs.Source(path=str(written(tmp_path / "a.jsonl", rows)))
+    chat = pairs.chat(tokenizer, source)
+    train, *_ = pairs.read(source, chat)
+    assert all("system\nBe brief." in chat.opening(chat.turns(r["prompt"]), r["prompt"]) for r in train)
+
+
+def test_words_that_a_template_drops_make_a_row_bad(tmp_path: Path):
+    tokenizer = chat_models.tokenizer("qwen3")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    late = [*turns("1?", "one"), {"role": "system", "content": "Answer in French."}, *turns("2?", "deux")]
+    with pytest.raises(UserError, match="drops what the system says") as stopped:
+        read(written(tmp_path / "a.jsonl", [{"messages": late}] * 30), tokenizer)
+    assert "--chat-template FILE" in str(stopped.value)
+
+
+def test_calls_in_openai_s_older_form(tmp_path: Path):
+    """`function_call` and `functions`: the turn was called empty."""
+    call = {"name": "weather", "arguments": '{"city": "Lima"}'}
+    rows = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": None, "function_call": call},
+                          {"role": "function", "name": "weather", "content": "rain"}, {"role": "assistant", "content": f"Rain, {i}."}],
+             "functions": [TOOL]} for i in range(60)]  # fmt: skip
+    train, *_ = read(written(tmp_path / "a.jsonl", rows), chat_models.tokenizer("qwen3"))
+    calling = [r for r in train if '{"name": "weather", "arguments": {"city": "Lima"}}' in r["completion"]]
+    assert len(calling) > 40
+    assert all(TOOL["description"] in r["prompt"] for r in train)
 
 
 def test_what_all_rows_share_makes_none_of_them_a_repetition(tmp_path: Path):
@@ -194,6 +248,13 @@ def test_one_row_of_megabytes_decides_nothing():
     assert pairs.limit(many, [[40] * 90 + [200] * 10], 2048) == 224
     assert [pairs.spared(0.01, n) for n in (4, 6, 300)] == [0, 1, 3]
     assert pairs.spared(0.0, 300) == 0
+
+
+def test_more_bad_rows_do_not_shorten_the_others():
+    """`--data.max-bad 0.2`, as the message on bad rows advises, also left out a fifth of the healthy rows: the longest ones."""
+    sizes = [40] * 80 + [200] * 20
+    assert pairs.limit(pairs.Source(path="own.jsonl", max_bad=0.2), [sizes], 2048) == 224
+    assert pairs.limit(pairs.Source(path="own.jsonl", max_bad=0.2), [sizes], 128) == 128
 
 
 def test_rows_of_texts_that_cannot_be_read_are_counted_together(tmp_path: Path):

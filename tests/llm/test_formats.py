@@ -170,6 +170,8 @@ def test_words_of_all_scripts():
     assert metrics.words("我喜欢猫。ok 12") == ["我", "喜", "欢", "猫", "ok", "12"]
     assert metrics.words("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
     assert metrics.words("한국어 말") == ["한국어", "말"]
+    for text in ("the APIs of GPUs", "parse_HTTPServer2 getName", "ABcD eF 3D", "McDonald's iPhone"):
+        assert metrics.words(f"{text} é") == [*metrics.words(text), "é"], "a dash or an emoji changes the words next to it"
     assert metrics.f1("Я люблю котов", "Я люблю собак") == pytest.approx(2 / 3)
     assert metrics.f1("我喜欢猫", "我喜欢狗") == 0.75
 

@@ -119,6 +119,8 @@ class Chat:
         if not whole.startswith(opening):
             fault = self.form.fault or "the template changes what stood before an answer once the answer is there"
             raise BadRow(fault, repr(whole[-120:]))
+        if lost := conversations.dropped(opening, before):
+            raise BadRow(f"the chat template drops what the {lost['role']} says", repr(lost["content"])[:120])
         answer = whole[len(opening) :]
         if not conversations.says(answer, turn):
             calls = "; the template knows no tool calls" if turn.get("tool_calls") else ""

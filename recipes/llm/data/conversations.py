@@ -7,7 +7,7 @@ from typing import Any
 
 from trainworthy.recipes.llm.data.formats import UNSCORED, BadRow
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +97,12 @@ def _upto(row: dict[str, Any], chat: Any, k: int) -> tuple[str, dict[str, str]]:
     except BadRow as fault:
         raise BadRow(fault.why, f"turn {k}: {fault.seen}") from None
     return opening + answer, {"prompt": prompt, "completion": chat.bare(answer), "source": row["source"]}
+
+
+def dropped(text: str, turns: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first turn of the system or the user whose words are not in `text`. (Templates write what a tool returns as JSON.)"""
+    heard = (t for t in turns if t["role"] in ("system", "user") and isinstance(t.get("content"), str))
+    return next((t for t in heard if t["content"].strip() not in text), None)
 
 
 def says(text: str, turn: dict[str, Any]) -> bool:

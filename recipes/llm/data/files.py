@@ -1,7 +1,9 @@
 """Rows of a file or of a data set on the hub, as they are in it. Files may be packed (`.gz`)."""
 
 import codecs
+import csv
 import gzip
+import io
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -91,13 +93,35 @@ def _row(value: Any) -> dict[str, Any]:
     return formats.Unread(f"a row is {type(value).__name__}, not an object with columns", repr(value)[:60])
 
 
-def _table(file: Path) -> list[dict[str, Any]]:
+def cells(file: Path) -> list[Any]:
+    """Rows of a table in text. Cells stay texts: `007`, `NA` and `None` are answers; an empty one is None. ValueError: no table."""
+    text = text_of(file)
+    separator = "\t" if kind(file) == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        head, *rows = [row for row in reader if row] or [[]]
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from None
+    if twice := sorted({name for name in head if head.count(name) > 1}):
+        raise ValueError(f"several columns are called {', '.join(map(repr, twice))}")
+    more = f"more cells than the {len(head)} columns: quote texts with {separator!r} in them"
+    return [
+        formats.Unread(more, repr(row[-1])[:60])
+        if len(row) > len(head)
+        else {k: v or None for k, v in zip(head, [*row, *[""] * (len(head) - len(row))], strict=True)}
+        for row in rows
+    ]
+
+
+def _table(file: Path) -> list[Any]:
     import datasets
 
+    if kind(file) != ".parquet":
+        return cells(file)
     datasets.disable_progress_bars()
-    how = {"sep": "\t"} if kind(file) == ".tsv" else {}
     try:
-        return list(_plain(datasets.load_dataset(TABLES[kind(file)], data_files={"train": str(file)}, **how)["train"]))
+        return list(_plain(datasets.load_dataset("parquet", data_files={"train": str(file)})["train"]))
     except datasets.exceptions.DatasetGenerationError as error:
         raise ValueError(str(error.__cause__ or error)) from error
 

@@ -14,7 +14,7 @@ from trainworthy.recipes.llm.data import column_names
 from trainworthy import core
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-         "assistant": "assistant", "system": "system", "developer": "developer", "tool": "tool", "observation": "tool",
+         "assistant": "assistant", "system": "system", "developer": "system", "tool": "tool", "observation": "tool",
          "function": "tool", "function_response": "tool", "ipython": "tool"}  # fmt: skip
 CALLS = ("function_call", "tool_call")  # ShareGPT's turns that call tools
 WEIGHTS = ("weight", "train")  # keys of a turn: 0 or false: not to be learnt (OpenAI, axolotl)
@@ -119,6 +119,8 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
                 f"the key {weight} of a turn is neither 0 nor 1: an answer is scored or not", repr(turn[weight])[:60]
             )
         more |= {} if turn[weight] else {UNSCORED: True}
+    if call := _parsed(more.pop("function_call", None)):  # OpenAI's older form
+        more.setdefault("tool_calls", [call])
     if calls := _parsed(more.get("tool_calls")):
         if not isinstance(calls, list):
             raise BadRow(f"tool_calls: {type(calls).__name__}, not a list of calls", repr(calls)[:60])
@@ -148,7 +150,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 def tools(row: dict[str, Any]) -> dict[str, Any]:
     """The tools of a row, in OpenAI's form."""
-    found = _parsed(row.get("tools"))
+    found = _parsed(row.get("tools") or row.get("functions"))
     if not found:
         return {}
     if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
@@ -383,9 +385,19 @@ def sorted_out(files: Iterable[tuple[str, list[dict[str, Any]]]], one: Callable[
         f"{' and '.join(f.summary for f in refused)}: no {what}",
         got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()) or str(getattr(first, "fault", "no columns")),
         needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(faults),
-        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else column_names.mapped(first, needed) or
-             "--data.columns NAME=COLUMN, or convert the rows",
+        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else _remedy(refused, first, needed),
     )  # fmt: skip
+
+
+def _remedy(refused: list["Sorted"], first: dict[str, Any], needed: str) -> str:
+    """What helps where most rows are bad."""
+    why = " ".join(kind for each in refused for kind in each.bad)
+    if found := column_names.mapped(first, needed):
+        return found
+    if "the chat template does not take" in why or "the chat template drops" in why:
+        return "--chat-template FILE with one that takes these turns, or a model that has one; or convert the rows"
+    named = "missing" in why or "no role" in why
+    return "--data.columns NAME=COLUMN, or convert the rows" if named else "correct or convert these rows"
 
 
 def together(each: Iterable[Callable[[], Any]]) -> list[Any]:

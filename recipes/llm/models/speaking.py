@@ -19,7 +19,7 @@ MAX_BAD = 0.01  # share of rows of a file that may be unusable
 UNSAID = 256  # tokens of an answer where an export does not say how many
 Turns = list[dict[str, Any]]
 ASKED = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output",
-         "history", "system", "tools"}  # fmt: skip
+         "history", "system", "tools", "functions"}  # fmt: skip
 
 
 @dataclass
