@@ -337,10 +337,20 @@ def model_card(
     sets = (one.strip().partition("*")[0] for one in data.split(","))
     source = ", ".join(one.removeprefix("hub:") if one.startswith("hub:") else Path(one).name for one in sets)
     return {
-        **({"license": known.license} if known.license else {}), "base_model": known.name, **({"datasets": hub} if hub else {}),
+        **({"license": known.license} if known.license else {}), **named_base(known), **({"datasets": hub} if hub else {}),
         "library_name": "peft" if lora_rank else "transformers", "pipeline_tag": "text-generation",
         "usage": usage, "facts": facts, "data": source,
     }  # fmt: skip
+
+
+def named_base(known: Base) -> dict[str, str]:
+    """The base in the form of the hub's names: it refuses a card with another one (`My model`)."""
+    name = (
+        known.name
+        if known.known
+        else re.sub(r"[^A-Za-z0-9]*[^A-Za-z0-9._-]+[^A-Za-z0-9]*", "-", known.name).strip("-._")
+    )
+    return {"base_model": name} if name else {}
 
 
 # ------------------------------------------------------------------------------------------------------------- attention

@@ -29,7 +29,12 @@ def looped(
             optimizer.step()
 
     return trainworthy.Loop(
-        models=model, optimizers=optimizer, run=run, batches=DataLoader(data, size, shuffle=True), steps=LATE + 16, seconds=0.5
+        models=model,
+        optimizers=optimizer,
+        run=run,
+        batches=DataLoader(data, size, shuffle=True),
+        steps=LATE + 16,
+        seconds=0.5,
     )
 
 

@@ -53,7 +53,9 @@ def test_cells_of_a_table_are_texts(tmp_path: Path):
     """Answers such as NA, None and null were missing, 007 was a number, and a text of more than 128 kB ended the command."""
     said = ["NA", "None", "null", "nan", "007", "3.50", "True", "two\nlines, and a comma", "x" * 200_000]
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("prompt", "completion"), *((f"q{i}", text) for i, text in enumerate(said)), ("empty", "")])
+        csv.writer(file).writerows(
+            [("prompt", "completion"), *((f"q{i}", text) for i, text in enumerate(said)), ("empty", "")]
+        )
     (tmp_path / "b.csv").write_text("prompt,completion\nq,one, two\nr,fine\n")
     (tmp_path / "c.csv").write_text('prompt,completion\nq,"never closed\nr,fine\n')
     *found, empty = files.tables(str(tmp_path / "a.csv"), "--data.path")["train"]
@@ -75,7 +77,9 @@ def test_a_file_that_is_not_whole_is_named(tmp_path: Path):
 def test_instructions_of_a_developer_are_a_system_turn(tmp_path: Path):
     """Qwen3's template writes nothing of a role that it does not know: what the rows ask for was not in the prompts, without a word."""
     tokenizer = chat_models.tokenizer("qwen3")
-    rows = [{"messages": [{"role": "developer", "content": "Be brief."}, *turns(f"{i}?", f"It is {i}.")]} for i in range(60)]
+    rows = [
+        {"messages": [{"role": "developer", "content": "Be brief."}, *turns(f"{i}?", f"It is {i}.")]} for i in range(60)
+    ]
     source = pairs.Source(path=str(written(tmp_path / "a.jsonl", rows)))
     chat = pairs.chat(tokenizer, source)
     train, *_ = pairs.read(source, chat)

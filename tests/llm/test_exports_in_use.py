@@ -129,6 +129,17 @@ def test_lm_evaluation_harness_gets_the_answers_that_predict_gives(run: Path):
         assert theirs[row["prompt"]].strip() == row["answer"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"), [("My model (v2)", "My-model-v2"), ("qwen-0.5b", "qwen-0.5b"), ("модель", None)]
+)
+def test_a_folder_s_name_is_one_that_the_hub_accepts(folder: str, name: str | None, tmp_path: Path):
+    """The hub refuses a card whose base_model has a space in it."""
+    (tmp_path / folder).mkdir()
+    card = language_models.model_card(str(tmp_path / folder), 0, "chats.jsonl")
+    assert card.get("base_model") == name
+    assert f"Base model: {folder}, a local folder" in card["facts"][0]
+
+
 def test_the_card_is_the_hub_s_and_names_no_folder_of_this_machine(run: Path):
     from huggingface_hub import ModelCard
 

@@ -171,7 +171,9 @@ def test_words_of_all_scripts():
     assert metrics.words("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
     assert metrics.words("한국어 말") == ["한국어", "말"]
     for text in ("the APIs of GPUs", "parse_HTTPServer2 getName", "ABcD eF 3D", "McDonald's iPhone"):
-        assert metrics.words(f"{text} é") == [*metrics.words(text), "é"], "a dash or an emoji changes the words next to it"
+        assert metrics.words(f"{text} é") == [*metrics.words(text), "é"], (
+            "a dash or an emoji changes the words next to it"
+        )
     assert metrics.f1("Я люблю котов", "Я люблю собак") == pytest.approx(2 / 3)
     assert metrics.f1("我喜欢猫", "我喜欢狗") == 0.75
 
@@ -313,3 +315,22 @@ def test_answers_that_are_alike_are_no_overlap_and_no_column_is_made_up(tmp_path
         assert "exclusion lists: 0 texts" in done.stdout
         assert "groups of samples with the same question: 2" in done.stdout
         assert "source · group" not in done.stdout
+
+
+@pytest.mark.parametrize("split", [True, False], ids=["prompt", "both"])
+def test_a_dialogue_as_text_is_read_as_its_turns(split: bool):
+    """All of it stood in one turn of the user, with `Assistant:` in it."""
+    before = "\n\nHuman: One?\n\nAssistant: Yes.\n\nHuman: Two?\n\nMore?\n\nAssistant:"
+    row = (
+        {"prompt": before, "chosen": " A.", "rejected": " B."}
+        if split
+        else {"chosen": f"{before} A.", "rejected": f"{before} B."}
+    )
+    found = formats.preference(row)
+    assert [(t["role"], t["content"]) for t in found["messages"]] == [
+        ("user", "One?"),
+        ("assistant", "Yes."),
+        ("user", "Two?\n\nMore?"),
+    ]
+    assert (found["prompt"], found["chosen"], found["rejected"]) == ("Two?\n\nMore?", "A.", "B.")
+    assert formats.is_conversation(row)

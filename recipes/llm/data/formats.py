@@ -5,6 +5,7 @@ with a completion as texts or as turns, preferences with a prompt, without one (
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,13 @@ def is_conversation(row: dict[str, Any]) -> bool:
     """Return whether a row is more than a question and its answer, or its two answers."""
     lists = any(isinstance(row.get(key), list | dict) for key in ("prompt", "chosen"))
     old = row.get("history") and ("output" in row or "chosen" in row)
-    return "messages" in row or "conversations" in row or lists or bool(old or has_system(row))
+    long = any(isinstance(row.get(key), str) and "\n\nAssistant:" in row[key] for key in ("prompt", "chosen"))
+    return (
+        "messages" in row
+        or "conversations" in row
+        or lists
+        or bool(old or has_system(row) or ("chosen" in row and long))
+    )
 
 
 def has_system(row: dict[str, Any]) -> bool:
@@ -242,6 +249,14 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
     if "chosen" not in row and isinstance(row.get("label"), bool):
         raise BadRow("one answer with a label (KTO), where two answers to one prompt are compared")
     row = _asked_first(row)
+    question = row.get("prompt")
+    marked = (
+        isinstance(question, str)
+        and question.lstrip().startswith("Human:")
+        and question.rstrip().endswith("\n\nAssistant:")
+    )
+    if (question is None or marked) and all(isinstance(row.get(key), str) for key in ("chosen", "rejected")):
+        row = _dialogue(row)
     chosen, rejected = row.get("chosen"), row.get("rejected")
     if None not in (chosen, rejected) and isinstance(chosen, list) != isinstance(rejected, list):
         kinds_of = f"chosen: {type(chosen).__name__}, rejected: {type(rejected).__name__}"
@@ -267,8 +282,6 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
         source = row.get("source") or "\n".join(turn["content"] for turn in before)
         found = texts({"prompt": before[-1]["content"], "source": source, **answers}, ("prompt", "chosen", "rejected"))
         return found if plain else found | {"messages": before, **tools(row)}
-    if isinstance(chosen, str) and isinstance(rejected, str) and row.get("prompt") is None:
-        return texts(row | _dialogue(chosen, rejected), ("prompt", "chosen", "rejected"))
     return texts(row, ("prompt", "chosen", "rejected"))
 
 
@@ -297,18 +310,27 @@ def _answered(turns: list[Any]) -> bool:
     return ROLES.get(str(last.get("role", last.get("from"))).strip().lower()) == "assistant"
 
 
-def _dialogue(chosen: str, rejected: str) -> dict[str, str]:
-    """Two texts that begin alike: up to the last `Assistant:` that both have (Anthropic's hh-rlhf) is the prompt."""
-    mark = "\n\nAssistant:"
-    at = chosen.rfind(mark)
-    if at < 0 or chosen[: at + len(mark)] != rejected[: at + len(mark)]:
-        raise BadRow("prompt: missing")
-    prompt = chosen[:at].strip().removeprefix("Human:").strip()
-    return {
-        "prompt": prompt,
-        "chosen": chosen[at + len(mark) :].strip(),
-        "rejected": rejected[at + len(mark) :].strip(),
-    }
+def _dialogue(row: dict[str, Any]) -> dict[str, Any]:
+    """A preference written as dialogues (Anthropic's hh-rlhf) in turns: what both answers begin with, up to the last `Assistant:`, is the
+    prompt; or the column `prompt` ends with it."""
+    mark, prompt, sides = "\n\nAssistant:", row.get("prompt"), {key: row[key] for key in ("chosen", "rejected")}
+    if prompt is None:
+        at = sides["chosen"].rfind(mark) + len(mark)
+        if at < len(mark) or sides["chosen"][:at] != sides["rejected"][:at]:
+            raise BadRow("prompt: missing")
+        prompt, sides = sides["chosen"][:at], {key: text[at:] for key, text in sides.items()}
+    *said, _, _ = re.split(r"(?:^|\n\n)(Human|Assistant):", f"\n\n{prompt.strip()}")
+    first, said = said[0].strip(), said[1:]
+    before = [
+        {"role": ROLES.get(who.lower(), who.lower()), "content": text.strip()}
+        for who, text in zip(said[::2], said[1::2], strict=True)
+    ]
+    before = [{"role": "user", "content": first}] * bool(first) + before
+    return (
+        row
+        | {"prompt": before}
+        | {key: [{"role": "assistant", "content": text.strip()}] for key, text in sides.items()}
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- a whole file

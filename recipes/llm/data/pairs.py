@@ -284,9 +284,9 @@ def short_enough(
 ) -> tuple[list[dict[str, str]], str]:
     """(rows that fit, what to say of the others). A completion that is cut never ends; one that is cut off teaches nothing."""
     if not rows:
-        raise core.UserError(f"{name}: no pair in it", got=f"--data.path {source.path}", cause="too few rows to hold some out: one "
-                             "`source` (else prompt) in twenty is",
-                             needed="some dozens, a validation split, or --data.val FILE")  # fmt: skip
+        raise core.UserError(f"{name}: no pair in it", got=f"--data.path {source.path}", cause="too few rows, or all with one `source` or the "
+                             "same first question: one of these in twenty is held out",
+                             needed="some dozens that differ there, a validation split, or --data.val FILE")  # fmt: skip
     sizes = lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat)
     long = [i for i, n in enumerate(sizes) if n > limit]
     if not long:

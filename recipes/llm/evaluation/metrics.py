@@ -38,7 +38,9 @@ def words(text: str) -> list[str]:
         else:
             now = {"L": "letters", "M": "letters", "N": "digits"}.get(category[0], "")
             capital = category == "Lu" and found and kind == "letters" and not found[-1][-1].isupper()
-            follows = category == "Ll" and found and len(found[-1]) > 1 and found[-1].isupper()  # HTTPS·erver, as in ASCII
+            follows = (
+                category == "Ll" and found and len(found[-1]) > 1 and found[-1].isupper()
+            )  # HTTPS·erver, as in ASCII
             new = now != kind or capital or follows
             if not now:
                 kind = ""

@@ -160,7 +160,12 @@ def loaded(cfg: Any, export: Path, *, base: str = "") -> tuple[nn.Module, dict[s
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rank = getattr(cfg, "lora_rank", 0) if (export / "adapter_config.json").is_file() else 0
-    path = base or (loading.locate(cfg.model) if rank else "")
+    try:
+        path = base or (loading.locate(cfg.model) if rank else "")
+    except core.UserError as gone:
+        raise core.UserError(
+            f"the base of these adapters: {gone}", next="--model BASE, the folder or hub id where it is now"
+        ) from None
     dtype = loading.kept_in(rank, "bf16" if cfg.train.precision == "bf16" and device.type == "cuda" else "fp32")
     if rank and getattr(cfg, "load_in_4bit", False):
         from peft import PeftModel

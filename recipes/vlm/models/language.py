@@ -113,7 +113,9 @@ def card(cfg: Any) -> dict[str, Any]:
         else [f"Vision encoder: {Path(cfg.encoder).name}, with its own licence. `config.json` says how a row is made."]
     )
     source = "pictures of digits, made here" if cfg.data.path == "scenes" else Path(cfg.data.path).name
-    known_header = {"base_model": known.name, **({"license": known.license} if known.license else {})} if known else {}
+    known_header = (
+        {**language_models.named_base(known), **({"license": known.license} if known.license else {})} if known else {}
+    )
     return known_header | {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text",
