@@ -122,7 +122,7 @@ def read(cfg: Config, asker: problems.Asker, rows: tuple, context: float) -> dic
         kept, notes = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
         data[name] = problems.Problems(kept)
         data[name].notes = {f"left out of {name}": notes} if notes else {}
-    data["questions"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
+    data["questions"].notes |= {"rows": "; ".join(bad)} if bad else {}
     data["val"].notes |= problems.answer_notes(data["val"], asker, cfg.max_new_tokens)
     return data
 
