@@ -163,5 +163,5 @@ def unreadable(file: Path, error: Exception, setting: str = "--data.path") -> Us
     encoding = isinstance(error, UnicodeDecodeError)
     return UserError(f"{setting} {file} cannot be read", got=str(error).splitlines()[0], needed=f"a {file.suffix} file in UTF-8",
                      cause="another encoding" if encoding else "rows that are not whole",
-                     next=f"iconv -f CP1252 -t UTF-8 {shlex.quote(str(file))} > utf8{file.suffix}, with the file's own encoding: CP1252 "
+                     next=f"iconv -f ENCODING -t UTF-8 {shlex.quote(str(file))} > utf8{file.suffix}, where ENCODING is the file's own: CP1252 "
                      "for Western Europe, CP1251 for Cyrillic, GB18030 for Chinese" if encoding else None)  # fmt: skip
