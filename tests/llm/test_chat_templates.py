@@ -122,14 +122,31 @@ def test_a_template_is_read_from_a_file_or_by_its_name_and_an_end_must_be_a_toke
     assert "bot" in loading.tokenizer(net, str(tmp_path / "own.jinja")).chat_template
     assert loading.tokenizer(net, "trl:qwen2_5").chat_template == templates.read("trl:qwen2_5")
     assert loading.tokenizer(net).chat_template == language.TEMPLATE
-    assert loading.tokenizer(net, "", "<|endoftext|>").eos_token == "<|endoftext|>"
+    assert loading.tokenizer(net, "", "<|im_end|>").eos_token == "<|im_end|>"
+    (tmp_path / "open.jinja").write_text(language.TEMPLATE.replace("<|im_end|>", ""))
+    assert loading.tokenizer(net, str(tmp_path / "open.jinja"), "<|endoftext|>").eos_token == "<|endoftext|>"
     for wrong, words in (
         (("trl:no-such", ""), "qwen2_5"),
         (("", "<|no|>"), "no token of"),
+        (("", "<|endoftext|>"), "the chat template ends answers with <|im_end|>"),  # it would have no effect
         ((str(tmp_path / "no"), ""), "no such"),
     ):
         with pytest.raises(UserError, match=words):
             loading.tokenizer(net, *wrong)
+
+
+def test_a_template_that_asks_for_the_date_gets_the_same_one_on_every_day(tmp_path: Path):
+    net = str(language.write(tmp_path / "net"))
+    head = "{{- 'Today: ' + strftime_now('%d %b %Y') + strftime_now(\"/%Y-%m-%d\") if strftime_now is defined }}"
+    (tmp_path / "own.jinja").write_text(head + language.TEMPLATE)
+    tokenizer = loading.tokenizer(net, str(tmp_path / "own.jinja"))
+    asked = [{"role": "user", "content": "How?"}]
+    plain = loading.tokenizer(net).apply_chat_template(asked, tokenize=False)
+    assert tokenizer.apply_chat_template(asked, tokenize=False) == f"Today: 26 Jul 2024/2024-07-26{plain}"
+    tokenizer.save_pretrained(tmp_path / "export")
+    assert loading.tokenizer(str(tmp_path / "export")).chat_template == tokenizer.chat_template
+    assert not templates.dated(language.TEMPLATE)
+    assert not templates.dated("{{ strftime_now(format) }}")
 
 
 def gemma(folder: Path) -> Path:

@@ -11,7 +11,16 @@ import torch
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.gate import pick
-from trainworthy.recipes.llm.data import column_names, documents, files, mixture, pairs, preferences, templates
+from trainworthy.recipes.llm.data import (
+    column_names,
+    documents,
+    files,
+    mixture,
+    pairs,
+    plain_texts,
+    preferences,
+    templates,
+)
 from trainworthy.recipes.llm.gates import rendering
 
 from tests.helpers import language
@@ -66,6 +75,16 @@ def test_cells_of_a_table_are_texts(tmp_path: Path):
     assert fine == {"prompt": "r", "completion": "fine"}
     with pytest.raises(UserError, match="line 3"):
         files.tables(str(tmp_path / "c.csv"), "--data.path")
+
+
+def test_texts_of_a_table_stay_texts(tmp_path: Path):
+    """Each kind of recipe that reads plain texts: `NA` and `007` are texts, a cell too many and an empty one are bad rows."""
+    (tmp_path / "a.csv").write_text('text,n\nNA,1\n007,2\n,3\n"one, two",4\none, two,5\n', encoding="utf-8")
+    rows = plain_texts._table(str(tmp_path / "a.csv"), "text")["train"]
+    assert [text for _, text in rows] == ["NA", "007", "text: nothing", "one, two", rows[4][1]]
+    assert "more cells than the 2 columns" in str(rows[4][1])
+    with pytest.raises(UserError, match="no text in column 'body'"):
+        plain_texts._table(str(tmp_path / "a.csv"), "body")
 
 
 def test_a_file_that_is_not_whole_is_named(tmp_path: Path):

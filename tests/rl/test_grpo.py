@@ -9,6 +9,7 @@ from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.checks.rehearsal import _gradient_fault
 from trainworthy.core.gates.recorder import Record
+from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.evaluation import held_out
 from trainworthy.recipes.rl.language.gates import grpo_monitors
@@ -582,6 +583,18 @@ def test_a_reward_that_raises_ends_with_its_code(net: Path, launch):
     assert done.returncode == 4, done.shown
     assert "raised KeyError: 'nothing here'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_length_of_prompts_follows_the_questions(net: Path):
+    """A limit of 64 tokens was for the packaged sums: longer questions needed a setting."""
+    source = problems.Source(path="own.jsonl", shots=0)
+    asker = problems.Asker(loading.plain(str(net)), source, [])
+    rows = [{"prompt": "word " * (20 + i % 30)} for i in range(100)]
+    assert problems.usable(rows, asker, "train", context=2048, new=8) == (rows, "")
+    huge = [*rows, {"prompt": "word " * 900}]
+    kept, note = problems.usable(huge, asker, "train", context=2048, new=8)
+    assert kept == rows
+    assert note.startswith("1 of 101 prompts are longer than")
 
 
 def test_a_prompt_longer_than_the_context(net: Path, launch):

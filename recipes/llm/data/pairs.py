@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from trainworthy.core.data.validation_split import hold_out, parse_share, refuse_training_data
-from trainworthy.recipes.llm.data import column_names, docstrings, files, formats, mixture, prepared
+from trainworthy.recipes.llm.data import column_names, docstrings, files, formats, mixture, prepared, templates
 from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
@@ -342,7 +342,9 @@ def limit(source: Any, splits: list[list[int]], context: float) -> int:
 def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: int) -> dict[str, str]:
     """Return notes on a user's data: lengths, turns, what ends an answer and what the template puts around it."""
     form = chat.form
-    found = {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
+    dated = str(chat.tokenizer.chat_template).startswith(templates.MACRO)
+    found = {"date": f"{templates.DATE:%d %b %Y} wherever the template asks for today's"} if dated else {}
+    found |= {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
     if chat.conversations:
         found["turns"] = turns(tuple(r["prompt"] for r in rows), chat)
     found["scripts"] = metrics.scripts([r["completion"] for r in rows[:2000]])

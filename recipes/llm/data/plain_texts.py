@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainworthy.recipes.llm.data import files
+from trainworthy.recipes.llm.data import files, formats
 from trainworthy.recipes.shared import hub, mds, other_recipes
 
 from trainworthy import core
@@ -114,8 +114,10 @@ def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
         if files.kind(file) in (".jsonl", ".json"):  # read plainly: what is wrong is then told by its line
             return {"train": _lines(file, column)}
         try:
+            if files.kind(file) == ".csv":  # as texts: `NA` is one
+                return {"train": _cells(file, column)}
             splits = datasets.load_dataset(TABLES[files.kind(file)], data_files={"train": str(file)})
-        except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
+        except (UnicodeDecodeError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
             raise hub.unreadable(file, error) from None
     for name, rows in splits.items():
         has_column(rows.features, column, f"{name} of {path}")
@@ -124,6 +126,17 @@ def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
         name: [(f"row {i}", empty if row[column] is None else row[column]) for i, row in enumerate(rows, 1)]
         for name, rows in splits.items()
     }
+
+
+def _cells(file: Path, column: str) -> list[tuple[str, str | None]]:
+    """Rows of a table in text."""
+    rows, empty = files.cells(file), unusable(f"{column}: nothing")
+    names = [k for row in rows if not isinstance(row, formats.Unread) for k in row]
+    has_column(dict.fromkeys(names, "string"), column, f"train of {file}")
+    return [
+        (f"row {i}", unusable(str(row.fault)) if isinstance(row, formats.Unread) else row[column] or empty)
+        for i, row in enumerate(rows, 1)
+    ]
 
 
 def _lines(file: Path, column: str) -> list[tuple[str, str | None]]:

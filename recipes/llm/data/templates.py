@@ -5,7 +5,9 @@ channels), in the system role, in whether content is a text or a list of parts, 
 follows it. `form` measures these properties; `read` loads a template that a user names.
 """
 
+import datetime
 import importlib.util
+import json
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,6 +27,9 @@ REFUSED = (TemplateError, TypeError, ValueError, AttributeError, KeyError, Index
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False})
 """Template arguments that are tried, in this order: some templates open a reasoning block in the prompt by default."""
 PACKAGED = "trl:"
+DATE = datetime.date(2024, 7, 26)
+"""Today in a template that asks for it: the date that Llama 3.2's own falls back to."""
+MACRO = "{%- macro strftime_now(format) -%}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,16 @@ def read(name: str) -> str:
     if not path.is_file():
         raise core.UserError(f"--chat-template {name}: no such template", needed=known)
     return path.read_text(encoding="utf-8-sig")
+
+
+def dated(template: Any) -> str:
+    """Return a template that asks for today's date (Llama 3.2, gpt-oss) with one date instead, so that the same rows are the same tokens on every
+    day and in the export; empty if it asks for none, or in a format that is computed."""
+    formats = set(re.findall(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", template)) if isinstance(template, str) else set()
+    if not formats or MACRO in template:
+        return ""
+    known = {how: DATE.strftime(how) for _, how in sorted(formats)}
+    return f"{MACRO}{{{{- {json.dumps(known)}[format] }}}}{{%- endmacro %}}{template}"
 
 
 def markers(tokenizer: Any) -> set[str]:
@@ -121,6 +136,11 @@ def _reads_parts(tokenizer: Any) -> bool:
     raise core.UserError("the chat template does not render a question and its answer", got=rendered[0],
                          needed="both texts in what it renders", cause=_missing(rendered[0]),
                          next="--chat-template FILE with one for conversations")  # fmt: skip
+
+
+def shows_end(tokenizer: Any, found: Form) -> bool:
+    """Return whether the end of an answer follows it at once: else it may be the start of the next turn."""
+    return ANSWER + found.end in render(tokenizer, ANSWERED, found, tokenize=False)
 
 
 def foreign(tokenizer: Any) -> str:

@@ -57,7 +57,14 @@ def tokenizer(path: str, chat_template: str = "", eos_token: str = "") -> Any:
     if found.chat_template is None:
         raise core.UserError(f"the tokenizer of {path} has no chat template", needed="a chat_template", cause="a base model",
                              next="take its instruct version, or --chat-template FILE")  # fmt: skip
+    if set_date := templates.dated(found.chat_template):
+        found = copy.deepcopy(found)
+        found.chat_template = set_date
     form = templates.form(found)
+    if eos_token and form.end not in ("", eos_token) and templates.shows_end(found, form):
+        raise core.UserError(f"--eos-token {eos_token}: the chat template ends answers with {form.end}", needed="no --eos-token, or "
+                             "--chat-template FILE with one that ends answers otherwise",
+                             cause="the token is only added where a template ends no answer")  # fmt: skip
     if not form.end:
         raise core.UserError(
             f"the chat template of {path} does not end an answer", got=form.fault, needed="a token that ends a turn",

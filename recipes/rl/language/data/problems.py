@@ -53,8 +53,8 @@ class Source:
     """Solved questions before each question."""
     system: str = ""
     """System turn of every chat; empty: none (some templates then put their own)."""
-    max_prompt: int = 64
-    """Tokens of a prompt, the solved questions included."""
+    max_prompt: int = 0
+    """Tokens of a prompt, the solved questions included; 0: as few as leave out no more than 1% of the questions, or `max_bad` if less."""
     max_bad: float = 0.01
     """Share of questions that may be longer; they are left out, counted and named."""
     held_out: int = 200
@@ -341,9 +341,11 @@ def asker_of(folder: Path, source: Source) -> Asker:
 def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: float, new: int) -> tuple[list[dict], str]:
     """Return (rows whose prompt fits, a note on the others). Long prompts are not cut, because a cut prompt is another question."""
     source = asker.source
-    most = min(source.max_prompt, context - new)
     frame = len(asker.ids("")) + 1  # a token that the seam may split
     sizes = [frame + n for n in lengths(tuple(r["prompt"] for r in rows), asker.tokenizer)]
+    spared = pairs.spared(min(source.max_bad, pairs.LONGER), len(sizes))
+    needed = max(sorted(sizes)[: len(sizes) - spared], default=0)
+    most = min(source.max_prompt or -(-needed // pairs.ROUND) * pairs.ROUND, context - new)
     long = [i for i, n in enumerate(sizes) if n > most]
     if not long:
         return rows, ""
