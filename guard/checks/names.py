@@ -83,6 +83,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     exchanged.parts,
     loops.reseeded,
     values.lost_bias,
+    rows.parted,
     numbering.two_orders,
     numbering.each_batch,
     numbering.each_split,

@@ -266,3 +266,37 @@ def layer(value: ast.expr, values: dict[str, list[ast.expr]], line: int) -> bool
         case ast.Call(func=ast.Attribute(value=base, attr=name)):
             return tail(base) == "self" and "conv" in name.lower()
     return False
+
+
+MOVES = ("permute", "transpose", "swapaxes", "movedim", "rearrange", "view", "reshape", "t", "unflatten", "einsum")
+
+
+def parted(source: Source) -> Fault | None:
+    """Find `x.reshape(n * c, -1)`, then `y.reshape(n, -1, c)` with nothing moved between them: the rows are in the order (n, c), so a transpose is
+    missing."""
+    for file, scope in source.functions:
+        moves = sorted(methods(inside(scope), *MOVES), key=lambda n: (n.end_lineno, n.end_col_offset))
+        joined_by = [(i, factors) for i, n in enumerate(moves) if (factors := merging(n))]
+        for i, (first, second) in joined_by:
+            if i + 1 == len(moves) or moves[i + 1].func.attr not in RESHAPES:
+                continue
+            call = moves[i + 1]
+            match [ast.unparse(n) for n in unrolled(call.args)]:
+                case [start, after, *rest] if start == first and second not in after.split(" * "):
+                    if any(second in size.split(" * ") for size in rest):
+                        return (
+                            f"line {moves[i].lineno} of {file} makes rows of `{first} * {second}`, and line {call.lineno} reads them as "
+                            f"({start}, {', '.join([after, *rest])})",
+                            f"entries of different `{second}` are mixed: .reshape({first}, {second}, -1) first, then .transpose(1, 2)",
+                        )
+    return None
+
+
+def merging(call: ast.Call) -> tuple[str, str] | None:
+    """Return the names (n, c) of `x.reshape(n * c, ...)`."""
+    match call:
+        case ast.Call(func=ast.Attribute(attr="view" | "reshape"), args=given):
+            match unrolled(given):
+                case [ast.BinOp(op=ast.Mult(), left=ast.Name(id=first), right=ast.Name(id=second)), _, *_]:
+                    return first, second
+    return None

@@ -200,3 +200,31 @@ for epoch in range(9):
 )
 def test_a_seed_that_is_set_in_each_epoch(tmp_path: Path, old: str, new: str, found: bool):
     assert ("set the seed once" in fault(tmp_path, EPOCHS.replace(old, new))) == found
+
+
+PARTED = """
+def forward(self, x):
+    batch, _, channels = x.shape
+    x = x.transpose(1, 2).reshape(batch * channels, -1)
+    hidden = self.encoder(x)
+    return self.head(hidden.flatten(1)).reshape(batch, channels, -1).transpose(1, 2)
+
+
+print(forward)
+"""
+UNMERGED = ".reshape(batch, channels, -1).transpose(1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("new", "found"),
+    [
+        (UNMERGED, False),
+        (".reshape(batch, -1, channels)", True),
+        (".view(batch, 24, 7 * channels)", True),  # heads of attention
+        (".reshape(batch, -1, 24)", False),
+        (".reshape(batch, -1)", False),
+        (".reshape(batch, channels, 24).permute(0, 2, 1).reshape(batch, 24, channels)", False),
+    ],
+)
+def test_rows_that_are_parted_in_another_order(tmp_path: Path, new: str, found: bool):
+    assert ("are mixed" in fault(tmp_path, PARTED.replace(UNMERGED, new))) == found
