@@ -296,7 +296,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
-        model_card=loading.model_card(path, cfg.lora_rank, cfg.data.path, system=chat.system, arguments=chat.form.arguments),
+        model_card=loading.model_card(path, cfg.lora_rank, cfg.data.path, system=chat.system, arguments=chat.form.arguments, lead=chat.form.lead),
     )  # fmt: skip
 
 

@@ -303,9 +303,10 @@ def model_card(
     chat: bool = True,
     system: str = "",
     arguments: dict[str, Any] | None = None,
+    lead: str = "",
 ) -> dict[str, Any]:
     """The header of an export's model card (`core.Stage.model_card`), and how it is loaded and asked: in turns with a `system` turn
-    and the template's `arguments`, or (no `chat`) with a text."""
+    and the template's `arguments`, or (no `chat`) with a text. `lead`: what the template puts before an answer."""
     known = base(path)
     hub = [
         one.strip().removeprefix("hub:").partition("*")[0].partition(":")[0]
@@ -325,7 +326,8 @@ def model_card(
         *["from peft import PeftModel"] * bool(lora_rank), "from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig", "",
         f"model = {load}", 'tokenizer = AutoTokenizer.from_pretrained("export")', f"inputs = {ask}",
         'out = model.generate(**inputs, generation_config=GenerationConfig.from_pretrained("export"))',
-        'print(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+        'text = tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)',
+        f"print(text.removeprefix({lead!r}).lstrip())" if lead else "print(text)",
     ])  # fmt: skip
     facts = [f"Base model: {known.name}" + ("." if known.known else ", a local folder: its name on the hub is not known here."),
              f"Licence of the base model: {known.license or 'not stated in its files; see its own model card'}.",

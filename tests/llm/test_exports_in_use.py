@@ -140,6 +140,16 @@ def test_a_folder_s_name_is_one_that_the_hub_accepts(folder: str, name: str | No
     assert f"Base model: {folder}, a local folder" in card["facts"][0]
 
 
+def test_the_card_prints_the_answer_without_what_the_template_puts_before_it(tmp_path: Path):
+    last = [language_models.model_card(str(tmp_path), 0, "chats.jsonl", lead=lead)["usage"].splitlines()[-1]
+            for lead in ("", "<think>\n\n</think>\n\n")]  # fmt: skip
+    assert last[0] == "print(text)"
+    for text in ("It is.", "<think>\n\n</think>\n\nIt is."):
+        shown: list[str] = []
+        exec(last[1], {"print": shown.append, "text": text})
+        assert shown == ["It is."]
+
+
 def test_the_card_is_the_hub_s_and_names_no_folder_of_this_machine(run: Path):
     from huggingface_hub import ModelCard
 
