@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainworthy.core.gates.checks.data import _paths_differ
+from trainworthy.core.data import inventory
+from trainworthy.core.gates.checks.data import _paths_differ, _splits_differ
 from trainworthy.core.recipe.stage import Data, Field
 
 
@@ -45,3 +46,19 @@ def test_a_label_that_every_draw_makes_anew_is_a_task_of_its_own(redraws: str, s
     )
     faults = _paths_differ(run, SimpleNamespace(data={"train": Turned(redraws, share)}), 0)
     assert [fault.split("'")[1] for fault, _ in faults] == found
+
+
+@pytest.mark.parametrize(("distinct", "factor", "found"), [(2, 1.0, False), (40, 1.0, True), (2, 255.0, True)])
+def test_a_few_pictures_of_one_colour_have_any_mean(distinct: int, factor: float, found: bool):
+    """Two different pictures in validation: their mean says nothing. Bytes where training has 0 to 1 are another scale all the same."""
+
+    def scan(name: str, mean: float, std: float, low: float, high: float, count: int) -> inventory.Scan:
+        facts = {"role": "input", "mean": [mean], "std": [std], "min": low, "max": high, "levels": 256}
+        return inventory.Scan(name, 90, list(range(90)), hashes=[i % count for i in range(90)], fields={"x": facts})
+
+    scans = {
+        "train": scan("train", 0.5, 0.29, 0.0, 1.0, 22),
+        "val": scan("val", 0.9 * factor, 0.04 * factor, 0.0, factor, distinct),
+    }
+    stage = SimpleNamespace(data={"train": SimpleNamespace(fields={"x": Field("input")})})
+    assert bool(_splits_differ(scans, stage)) == found  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.loop.update import refuse_unnamed
 from trainworthy.core.recipe.stage import Data, Field, Stage, View
 
-LENGTHS = 4  # samples whose shapes are compared
+LENGTHS, ENOUGH = 4, 8  # samples whose shapes are compared; different ones whose scales are
 
 
 @gate(
@@ -253,18 +253,19 @@ def _unused(spec: Field, found: dict) -> list[str]:
 
 
 def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple[str, str]]:
-    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three, pictures on one scale.
-    Return faults, each with the cause that its numbers name."""
+    """Compare the inputs of the splits: pictures on one scale, means within one standard deviation, spreads within a factor of three (ten times
+    that, of fewer than `ENOUGH` different samples, whose mean may be any). Return faults, each with the cause that its numbers name."""
     wrong = []
     if not {"train", "val"} <= scans.keys():
         return wrong
+    k = 1 if min(len(set(scans[name].hashes)) for name in ("train", "val")) >= ENOUGH else 10
     for key, t in scans["train"].fields.items():
         v = scans["val"].fields[key]
         if t["role"] != "input" or "mean" not in t or "mean" not in v or len(t["mean"]) != len(v["mean"]):
             continue
         other = rescaled(t, v)
         for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
-            if other or (st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st)):
+            if other or (st > 0 and (abs(mt - mv) > k * st or not st / (3 * k) <= sv <= 3 * k * st)):
                 fault = f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
                 wrong.append((fault, named.explain_split_scales(t, v, stage.data["train"].fields[key])))
                 break
