@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.assignments import paired, stored, targets
+from trainworthy.guard.source.assignments import loaded, paired, stored, targets
 from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled
 from trainworthy.guard.source.nodes import INPUTS, LABELS, LOOPS, inside, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
@@ -281,6 +281,8 @@ def parted(source: Source) -> Fault | None:
             if i + 1 == len(moves) or moves[i + 1].func.attr not in RESHAPES:
                 continue
             call = moves[i + 1]
+            if not loaded(call.func.value) & derived(scope, moves[i], call):
+                continue
             match [ast.unparse(n) for n in unrolled(call.args)]:
                 case [start, after, *rest] if start == first and second not in after.split(" * "):
                     if any(second in size.split(" * ") for size in rest):
@@ -290,6 +292,17 @@ def parted(source: Source) -> Fault | None:
                             f"entries of different `{second}` are mixed: .reshape({first}, {second}, -1) first, then .transpose(1, 2)",
                         )
     return None
+
+
+def derived(scope: ast.AST, start: ast.Call, end: ast.Call) -> set[str]:
+    """Return the variables that are computed from the result of the call `start` in the lines up to that of `end`."""
+    found: set[str] = set()
+    for line in sorted(only(inside(scope), ast.Assign), key=lambda n: n.lineno):
+        if any(n is start for n in ast.walk(line.value)):
+            found = set(stored(line))
+        elif start.lineno < line.lineno < end.lineno:
+            found = found | set(stored(line)) if loaded(line.value) & found else found - set(stored(line))
+    return found
 
 
 def merging(call: ast.Call) -> tuple[str, str] | None:

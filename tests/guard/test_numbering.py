@@ -222,6 +222,7 @@ UNMERGED = ".reshape(batch, channels, -1).transpose(1, 2)"
         (".reshape(batch, -1, channels)", True),
         (".view(batch, 24, 7 * channels)", True),  # heads of attention
         (".reshape(batch, -1, 24)", False),
+        (" + y.reshape(batch, -1, channels)", False),  # of another tensor
         (".reshape(batch, -1)", False),
         (".reshape(batch, channels, 24).permute(0, 2, 1).reshape(batch, 24, channels)", False),
     ],
