@@ -50,6 +50,8 @@ from tests.guard import (
     twentyfirst_set_heldout,
     twentysecond_set,
     twentysecond_set_heldout,
+    twentythird_set,
+    twentythird_set_heldout,
 )
 from tests.helpers.patches import patched
 
@@ -84,6 +86,8 @@ SETS = (
     twentyfirst_set_heldout,
     twentysecond_set,
     twentysecond_set_heldout,
+    twentythird_set,
+    twentythird_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

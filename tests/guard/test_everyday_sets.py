@@ -1,4 +1,4 @@
-"""The integrity of ten sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of twelve sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -30,24 +30,11 @@ from tests.guard import (
     twentyfirst_set_heldout,
     twentysecond_set,
     twentysecond_set_heldout,
+    twentythird_set,
+    twentythird_set_heldout,
 )
 from tests.guard.guarding import guard
 from tests.helpers.patches import ScriptPatch, patched
-
-SETS = {
-    34: (eighth_set, eighth_set_heldout),
-    51: (ninth_set, ninth_set_heldout),
-    37: (hosted_set, hosted_set_heldout),
-    53: (sixteenth_set, sixteenth_set_heldout),
-    52: (seventeenth_set, seventeenth_set_heldout),
-    48: (eighteenth_set, eighteenth_set_heldout),
-    50: (nineteenth_set, nineteenth_set_heldout),
-    55: (twentieth_set, twentieth_set_heldout),
-    38: (twentyfirst_set, twentyfirst_set_heldout),
-    42: (twentysecond_set, twentysecond_set_heldout),
-    54: (trainer_set, trainer_set_heldout),
-}
-"""Number of its cases -> halves."""
 
 
 def first_byte(id: bytes) -> int:
@@ -58,21 +45,22 @@ def last_byte(id: bytes) -> int:
     return hashlib.sha256(id).digest()[-1]
 
 
-DIGEST: dict[int, Callable[[bytes], int]] = {
-    34: zlib.crc32,
-    51: zlib.crc32,
-    37: first_byte,
-    53: last_byte,
-    52: last_byte,
-    48: last_byte,
-    50: last_byte,
-    55: last_byte,
-    38: last_byte,
-    42: last_byte,
-    54: last_byte,
+SETS = {
+    "eighth": (34, zlib.crc32, eighth_set, eighth_set_heldout),
+    "ninth": (51, zlib.crc32, ninth_set, ninth_set_heldout),
+    "hosted": (37, first_byte, hosted_set, hosted_set_heldout),
+    "sixteenth": (53, last_byte, sixteenth_set, sixteenth_set_heldout),
+    "seventeenth": (52, last_byte, seventeenth_set, seventeenth_set_heldout),
+    "eighteenth": (48, last_byte, eighteenth_set, eighteenth_set_heldout),
+    "nineteenth": (50, last_byte, nineteenth_set, nineteenth_set_heldout),
+    "twentieth": (55, last_byte, twentieth_set, twentieth_set_heldout),
+    "twentyfirst": (38, last_byte, twentyfirst_set, twentyfirst_set_heldout),
+    "twentysecond": (42, last_byte, twentysecond_set, twentysecond_set_heldout),
+    "twentythird": (42, last_byte, twentythird_set, twentythird_set_heldout),
+    "trainer": (54, last_byte, trainer_set, trainer_set_heldout),
 }
-"""Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
-CASES = [p for halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
+"""Name -> number of its cases, what puts an id into the open half (even) or into the closed one (odd), halves."""
+CASES = [p for _, _, *halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -80,24 +68,33 @@ def test_every_change_fits_once_and_compiles(case: ScriptPatch) -> None:
     compile(patched(case), case.script, "exec")
 
 
-@pytest.mark.parametrize("count", SETS)
-def test_halves_are_split_by_the_ids_and_name_known_cases(count: int) -> None:
-    ids = [p.id for half in SETS[count] for p in (*half.BUGS, *half.HEALTHY)]
+@pytest.mark.parametrize(("count", "digest", "halves"), [(n, d, h) for n, d, *h in SETS.values()], ids=SETS)
+def test_halves_are_split_by_the_ids_and_name_known_cases(count: int, digest: Callable, halves: list) -> None:
+    ids = [p.id for half in halves for p in (*half.BUGS, *half.HEALTHY)]
     assert len(set(ids)) == len(ids) == count
-    for remainder, half in enumerate(SETS[count]):
-        assert all(DIGEST[count](p.id.encode()) % 2 == remainder for p in (*half.BUGS, *half.HEALTHY))
+    for remainder, half in enumerate(halves):
+        assert all(digest(p.id.encode()) % 2 == remainder for p in (*half.BUGS, *half.HEALTHY))
         bugs = {p.id for p in half.BUGS}
         assert bugs >= half.HARMFUL
         assert bugs >= half.HONEST.keys()
 
 
 def test_each_bug_of_the_sixteenth_set_names_the_thread_that_found_it() -> None:
-    for half in SETS[53]:
+    for half in (sixteenth_set, sixteenth_set_heldout):
         assert half.SOURCES.keys() == {p.id for p in half.BUGS}
         assert all(url.startswith("http") for url in half.SOURCES.values())
 
 
 STOPPED = {
+    "code_tagger--logits_returned_alone": "metric",
+    "dpo_docs--reference_shares_storage": "frozen",
+    "iso_dates--room_for_ten_tokens": "metric",
+    "library_chat--end_marker_misspelt": "targets",
+    "library_chat--padded_right_in_generation": "evaluated",
+    "library_chat--space_after_header": "targets",
+    "signature_qa--answers_cut_off": "targets",
+    "signature_qa--held_out_not_removed": "samples",
+    "source_lm_no_trainer--schedule_of_one_epoch": "schedule",
     "digits_resnet--statistics_in_bytes": "evaluated",
     "digits_resnet--test_labels_realigned": "ending",
     "library_chat--second_turn_cut_off": "targets",
@@ -127,7 +124,8 @@ STOPPED = {
 """Bug of a later set -> the check that fails."""
 
 
-LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS, *nineteenth_set.BUGS, *twentysecond_set.BUGS)
+LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS, *nineteenth_set.BUGS, *twentysecond_set.BUGS,
+         *twentysecond_set_heldout.BUGS)  # fmt: skip
 
 
 @pytest.mark.verify
