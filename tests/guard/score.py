@@ -1,4 +1,4 @@
-"""Guard the scripts, variants and bugs of a set by the command, or check what their `make_script()` or `make_trainer()` returns.
+"""Guard the scripts, variants and bugs of a set by the command, or check what their `make_script()`, `make_loop()` or `make_trainer()` returns.
 
     python -m tests.guard.score ninth [--half open|heldout|both] [--kind scripts|healthy|bugs|all] [--by guard|check] [--out FOLDER] [NAME ...]
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.helpers.patches import ScriptPatch, patched
 
+FACTORIES = ("make_script", "make_loop", "make_trainer")
 ROOT, SCRIPTS = Path(__file__).parents[2], Path(__file__).parent / "scripts"
 
 
@@ -64,7 +65,7 @@ def run(by: str, folder: Path, script: str) -> tuple[int, float]:
             import trainworthy
 
             module = importlib.import_module(Path(script).stem)
-            factory = getattr(module, "make_script", None) or module.make_trainer
+            factory = next(getattr(module, name) for name in FACTORIES if hasattr(module, name))
             code = 0 if trainworthy.check(factory, raises=False).ok else 3
         else:
             sys.argv = ["trainworthy", "guard", script]
@@ -94,8 +95,8 @@ def main() -> None:
     for kind, id, text in cases(args.set, args.half, args.kind):
         if args.names and id not in args.names:
             continue
-        if args.by == "check" and not re.search(r"^def make_(script|trainer)\(", text, re.M):
-            print(kind, id, "skipped: neither make_script() nor make_trainer()", sep="\t", flush=True)
+        if args.by == "check" and not re.search(rf"^def ({'|'.join(FACTORIES)})\(", text, re.M):
+            print(kind, id, f"skipped: none of {', '.join(FACTORIES)}", sep="\t", flush=True)
             continue
         folder = (args.out / id).resolve()
         folder.mkdir(parents=True, exist_ok=True)

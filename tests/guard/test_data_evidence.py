@@ -227,3 +227,24 @@ def test_batches_of_one_sample(kind: str, fault: bool):
         y = torch.arange(12)[:, None].expand(12, 16)
         x = 3 * torch.randn(12, 64)[:, None] + x
     assert bool(one_sample.fault(list(zip(x, y, strict=True)))) == fault
+
+
+class Windows(torch.utils.data.Dataset):
+    def __init__(self, series):
+        self.series = torch.as_tensor(series).float()
+
+    def __len__(self):
+        return len(self.series) - 24
+
+    def __getitem__(self, i):
+        return self.series[i : i + 20], self.series[i + 20 : i + 24]
+
+
+@pytest.mark.parametrize(("width", "own", "fault"), [(1, True, True), (7, True, True), (7, False, False)])
+def test_a_series_that_each_split_scales_by_its_own(width: int, own: bool, fault: bool):
+    rng = np.random.default_rng(0)
+    whole = np.cumsum(rng.normal(size=(900, width)), 0)
+    train, val = whole[:600], whole[580:]
+    scaled = [(x - y.mean(0)) / y.std(0) for x, y in ((train, train), (val, val if own else train))]
+    found = columns.check(*(Windows(scaled[0]), [Windows(scaled[1]), Windows(scaled[0])]), time.monotonic() + 60)
+    assert bool(found) == fault

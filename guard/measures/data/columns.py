@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 from trainworthy.guard.measures.data import missing_codes
 from trainworthy.guard.measures.data.spaced import as_tensors, spaced
+from trainworthy.guard.measures.data.stored_samples import arrays
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
 ROWS = 200
 # Share of all squares, largest deviation by smallest: of columns that one mean and deviation scaled
 LARGEST, UNLIKE = 0.4, 30
+REFITTED = (
+    "the scaler was fitted again on the evaluation's rows: fit it only on the training rows, then call transform()"
+)
 Columns = dict[tuple[int, int], Tensor]
 
 
@@ -36,6 +40,11 @@ def numbers(sample: Any) -> list[Tensor] | None:
 
 def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
     """Return what is wrong with the columns of one of the evaluations' data."""
+    if any(of_series(train, data) for data in others):
+        return (
+            "the columns that the evaluation's data set holds have mean 0 and deviation 1 over its own rows, as those of training have over theirs",
+            REFITTED,
+        )
     mine, _ = read(train, limit)
     for entry in {k for k, _ in mine}:
         if measured := scaled_together([x for (k, _), x in mine.items() if k == entry]):
@@ -59,9 +68,22 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
         if whole and len(exact) >= 3 and not same:
             return (
                 f"{len(exact)} columns of the evaluation have mean 0 and deviation 1 over its own rows, as those of training have over theirs",
-                "the scaler was fitted again on the evaluation's rows: fit it only on the training rows, then call transform()",
+                REFITTED,
             )
     return None
+
+
+def of_series(train: Any, data: Any) -> bool:
+    """Return whether both data sets hold a table (a series, of which windows are read) that was scaled by its own rows."""
+    held = {name: torch.as_tensor(x) for name, x in arrays(train) if x.ndim == 2}
+    for name, x in arrays(data):
+        other, mine = torch.as_tensor(x), held.get(name)
+        if mine is None or other.ndim != 2 or other.shape[1] != mine.shape[1] or other.shape[1] > WIDTH:
+            continue
+        floats = mine.is_floating_point() and other.is_floating_point()
+        if floats and not torch.equal(mine, other) and all(standard(c) for v in (mine, other) for c in v.unbind(1)):
+            return True
+    return False
 
 
 def scaled_together(columns: list[Tensor]) -> str:
