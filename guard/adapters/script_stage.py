@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.base import config, seeds
@@ -25,9 +27,11 @@ from trainworthy.guard.adapters.entries import Plain, Samples, chance, classes, 
 from trainworthy.guard.adapters.next_token import reachable
 from trainworthy.guard.adapters.objective import Objective, recognise
 from trainworthy.guard.adapters.one_cycle import keep_last_rate
+from trainworthy.guard.measures.rates import highest
 
 MOST = 0.9  # of the trained weights: a copy of less is a layer like another
 FEW = 32  # samples whose targets are exchanged
+LOW = 0.5  # of the base rate: there is a warm-up, or the factor is the rate itself
 SHOWN = 256  # validation samples per evaluation when rehearsing a script's own loop
 
 
@@ -281,7 +285,7 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
     seeds.seed_all(seeds.derive(run.cfg.run.seed, "build"))
     script = factory()
     for group in script.optimizer.param_groups:
-        group["peak_lr"] = peak(group)
+        group["peak_lr"] = peak(group, script.optimizer)
         group["params"] = [p for p in group["params"] if p.requires_grad]  # torch skips the others
     data = {"train": samples(script, script.train, fixed=True), "val": samples(script, script.val, fixed=False)}
     for one in data.values():
@@ -337,7 +341,11 @@ class _OwnCheckpoint:
         self.script.load(Path(state["path"]))  # type: ignore[misc]  # given with `save`
 
 
-def peak(group: dict) -> float:
-    """Return the highest rate of a parameter group. torch's schedulers store it; the current rate may be 0 in a
-    warmup."""
-    return max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+def peak(group: dict, optimizer: Optimizer) -> float:
+    """Return the highest rate of a parameter group. torch's schedulers store it; the current rate may be 0 in a warmup. The factor of a LambdaLR
+    may be the rate itself (Vaswani et al. 2017), for a base rate of 1."""
+    stored = max(group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+    if group["lr"] < LOW * stored:
+        own = (o for o in gc.get_objects() if issubclass(type(o), LambdaLR) and o.optimizer is optimizer)
+        stored *= max((highest(factor) for one in own for factor in one.lr_lambdas), default=1.0)
+    return max(group["lr"], stored)

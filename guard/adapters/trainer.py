@@ -128,7 +128,7 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     epochs = trainer.args.num_train_epochs
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
-        group["peak_lr"] = peak(group)
+        group["peak_lr"] = peak(group, optimizer)
     if trainer.lr_scheduler is not None:
         _hold(trainer.lr_scheduler)
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, Sampler
 from trainworthy.guard.adapters import observed
+from trainworthy.guard.adapters.script_stage import peak
 
 import trainworthy
 from tests.core.test_check import TRAIN, VAL, accuracy, loss
@@ -132,3 +133,18 @@ def test_the_command_has_the_checks_of_the_loop(tmp_path: Path, launch):
     )
     done = launch("check", "train.py", "--only", "wiring,schedule", code=3, PYTHONPATH=str(Path(__file__).parents[2]))
     holds(done.stdout, "pass   wiring", "FAIL   schedule", "is stepped at every batch")
+
+
+def test_the_peak_of_a_factor_that_is_the_rate_itself():
+    """A base rate of 1 and the schedule of Vaswani et al.: gates that train with a constant rate take its peak, not 1."""
+
+    def peak_of(base: float, factor: Callable[[int], float]) -> float:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], base)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        assert scheduler is not None
+        return peak(optimizer.param_groups[0], optimizer)
+
+    assert peak_of(1.0, lambda k: 3e-3 * min((k + 1) / 50, (50 / (k + 1)) ** 0.5)) == pytest.approx(3e-3)
+    assert peak_of(0.1, lambda k: min(1.0, k / 50)) == pytest.approx(0.1)
+    assert peak_of(0.1, lambda k: 0.95**k) == pytest.approx(0.1)
+    assert peak_of(0.1, lambda k: [0.0, 0.5, 1.0][k]) == pytest.approx(0.1)  # it ends
