@@ -84,6 +84,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     loops.reseeded,
     values.lost_bias,
     rows.parted,
+    rows.unpermuted,
     numbering.two_orders,
     numbering.each_batch,
     numbering.each_split,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, paired, stored, targets
-from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled
+from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled, unwrapped
 from trainworthy.guard.source.nodes import INPUTS, LABELS, LOOPS, inside, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 
@@ -312,4 +312,26 @@ def merging(call: ast.Call) -> tuple[str, str] | None:
             match unrolled(given):
                 case [ast.BinOp(op=ast.Mult(), left=ast.Name(id=first), right=ast.Name(id=second)), _, *_]:
                     return first, second
+    return None
+
+
+def unpermuted(source: Source) -> Fault | None:
+    """Find `self.scores(x).permute(0, 2, 3, 1).reshape(n, -1, 11)` beside `self.boxes(x).reshape(n, -1, 4)`: the one has a row for each place of the
+    map, the other one for each channel."""
+    for file, scope in source.functions:
+        heads: dict[bool, tuple[str, ast.Call]] = {}
+        for call in methods(inside(scope), *RESHAPES):
+            match [ast.unparse(n) for n in unrolled(call.args)]:
+                case [_, "-1", _]:
+                    head = unwrapped(call.func.value, "permute", "contiguous")
+                    moved = any(methods(ast.walk(call.func.value), "permute"))
+                    if isinstance(head, ast.Call) and owner(head) == "self":
+                        heads.setdefault(moved, (", ".join(map(ast.unparse, head.args)), call))
+        if len(heads) == 2 and heads[True][0] == heads[False][0]:
+            call = heads[False][1]
+            return (
+                f"line {call.lineno} of {file} reads `{ast.unparse(call.func.value)[:60]}` as rows without .permute(0, 2, 3, 1), and line "
+                f"{heads[True][1].lineno} reads another layer's output of the same input with it",
+                "the rows of both belong together, and those of one are channels: permute first",
+            )
     return None

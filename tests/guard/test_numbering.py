@@ -229,3 +229,29 @@ UNMERGED = ".reshape(batch, channels, -1).transpose(1, 2)"
 )
 def test_rows_that_are_parted_in_another_order(tmp_path: Path, new: str, found: bool):
     assert ("are mixed" in fault(tmp_path, PARTED.replace(UNMERGED, new))) == found
+
+
+HEADS = """
+class Net:
+    def forward(self, x):
+        x = self.body(x)
+        scores = self.cls(x).permute(0, 2, 3, 1).contiguous().view(len(x), -1, 11)
+        return scores, self.reg(x).permute(0, 2, 3, 1).reshape(len(x), -1, 4)
+
+
+print(Net())
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", False),
+        ("self.reg(x).permute(0, 2, 3, 1)", "self.reg(x)", True),
+        ("self.reg(x).permute(0, 2, 3, 1)", "self.reg(x.mean((2, 3)))", False),
+        ("self.reg(x).permute(0, 2, 3, 1).reshape(len(x), -1, 4)", "self.reg(x).reshape(len(x), -1)", False),
+        ("self.reg(x).permute(0, 2, 3, 1).reshape(len(x), -1, 4)", "self.reg(x).reshape(len(x), 4, -1)", False),
+    ],
+)
+def test_a_head_that_is_read_by_channels(tmp_path: Path, old: str, new: str, found: bool):
+    assert ("permute first" in fault(tmp_path, HEADS.replace(old, new))) == found
