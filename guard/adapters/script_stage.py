@@ -229,7 +229,7 @@ def settings(script: Script, seed: int) -> config.Config:
     size = script.train.batch_size if isinstance(script.train, DataLoader) else script.batch_size
     return config.Config(
         train=config.Train(batch_size=max(size or 1, script.accumulate), accumulate=script.accumulate),
-        optim=config.Optim(clip=float("inf"), schedule="constant", warmup=0.0, lr=max(map(peak, script.optimizer.param_groups))),
+        optim=config.Optim(clip=float("inf"), schedule="constant", warmup=0.0, lr=max(peaks(script.optimizer))),
         run=config.RunSettings(seed=seed),
     )  # fmt: skip
 
@@ -284,8 +284,8 @@ def self_supervised(script: Script) -> bool:
 def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, run: Run) -> _ScriptStage:
     seeds.seed_all(seeds.derive(run.cfg.run.seed, "build"))
     script = factory()
-    for group in script.optimizer.param_groups:
-        group["peak_lr"] = peak(group, script.optimizer)
+    for group, rate in zip(script.optimizer.param_groups, peaks(script.optimizer), strict=True):
+        group["peak_lr"] = rate
         group["params"] = [p for p in group["params"] if p.requires_grad]  # torch skips the others
     data = {"train": samples(script, script.train, fixed=True), "val": samples(script, script.val, fixed=False)}
     for one in data.values():
@@ -341,11 +341,13 @@ class _OwnCheckpoint:
         self.script.load(Path(state["path"]))  # type: ignore[misc]  # given with `save`
 
 
-def peak(group: dict, optimizer: Optimizer) -> float:
-    """Return the highest rate of a parameter group. torch's schedulers store it; the current rate may be 0 in a warmup. The factor of a LambdaLR
-    may be the rate itself (Vaswani et al. 2017), for a base rate of 1."""
-    stored = max(group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
-    if group["lr"] < LOW * stored:
+def peaks(optimizer: Optimizer) -> list[float]:
+    """Return the highest rate of each parameter group. torch's schedulers store it; the current rate may be 0 in a warmup. The factor of a
+    LambdaLR may be the rate itself (Vaswani et al. 2017), for a base rate of 1."""
+    stored = [max(group.get("initial_lr", 0.0), group.get("max_lr", 0.0)) for group in optimizer.param_groups]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if rates[0] < LOW * stored[0]:
         own = (o for o in gc.get_objects() if issubclass(type(o), LambdaLR) and o.optimizer is optimizer)
-        stored *= max((highest(factor) for one in own for factor in one.lr_lambdas), default=1.0)
-    return max(group["lr"], stored)
+        factor = max((highest(f) for one in own for f in one.lr_lambdas), default=1.0)
+        stored = [factor * rate for rate in stored]
+    return list(map(max, rates, stored))

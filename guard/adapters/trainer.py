@@ -17,7 +17,7 @@ from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, View
 from trainworthy.guard.adapters.class_weights import of_trainer, total_weight
 from trainworthy.guard.adapters.objective import smoothing_floor
-from trainworthy.guard.adapters.script_stage import peak
+from trainworthy.guard.adapters.script_stage import peaks
 from trainworthy.guard.adapters.subject import Subject
 from trainworthy.guard.adapters.trainer_gates import GATES, reachable
 from trainworthy.guard.measures.trainers import trainer_counts
@@ -127,8 +127,8 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     trainer = built(factory)
     epochs = trainer.args.num_train_epochs
     optimizer = quiet(trainer)
-    for group in optimizer.param_groups:
-        group["peak_lr"] = peak(group, optimizer)
+    for group, rate in zip(optimizer.param_groups, peaks(optimizer), strict=True):
+        group["peak_lr"] = rate
     if trainer.lr_scheduler is not None:
         _hold(trainer.lr_scheduler)
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")

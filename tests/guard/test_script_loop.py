@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, Sampler
 from trainworthy.guard.adapters import observed
-from trainworthy.guard.adapters.script_stage import peak
+from trainworthy.guard.adapters.script_stage import peaks
 
 import trainworthy
 from tests.core.test_check import TRAIN, VAL, accuracy, loss
@@ -142,7 +142,7 @@ def test_the_peak_of_a_factor_that_is_the_rate_itself():
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], base)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         assert scheduler is not None
-        return peak(optimizer.param_groups[0], optimizer)
+        return peaks(optimizer)[0]
 
     assert peak_of(1.0, lambda k: 3e-3 * min((k + 1) / 50, (50 / (k + 1)) ** 0.5)) == pytest.approx(3e-3)
     assert peak_of(0.1, lambda k: min(1.0, k / 50)) == pytest.approx(0.1)
