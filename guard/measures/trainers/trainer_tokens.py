@@ -162,7 +162,7 @@ def endless(trainer: Any) -> tuple[str, str] | None:
     return (f"none of {len(whole)} conversations scores a token that ends generation ({', '.join(map(str, sorted(ends)))}); the last scored token "
             f"of the first is {last!r}",
             "the chat template ends its answers with a text that is no end token, or leaves it out of the generation block: the model never learns "
-            "to stop")  # fmt: skip
+            "to stop\nthe token that ends a turn is not the tokenizer's eos_token: SFTConfig(eos_token=...), and generation_config.eos_token_id")  # fmt: skip
 
 
 def _ends(config: Any) -> set[int]:
