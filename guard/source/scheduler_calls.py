@@ -6,21 +6,38 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.guard.measures.records import SETTINGS
-from trainworthy.guard.source.calls import calls, methods, owner
-from trainworthy.guard.source.nodes import tail
+from trainworthy.guard.source.calls import calls, is_call, methods, owner
+from trainworthy.guard.source.nodes import FUNCTIONS, tail
 
 
 def calls_of_step(file: str, line: int) -> list[tuple[ast.Call, list[ast.AST]]]:
-    """Return the calls of `step()` of what is assigned in that line, in this file or in a module next to it, each with the nodes of its
-    file."""
-    assigned = [n for n in syntax(file) if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
-    names = {tail(t) for n in assigned for t in n.targets} - {""}
+    """Return the calls of `step()` of what is assigned or returned in that line, in this file or in a module next to it, each with the nodes of
+    its file."""
+    names = names_of(syntax(file), line)
     beside = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
     files = {file, *(f for f in beside if f.startswith(f"{Path(file).parent}/") and "site-packages" not in f)}
     found = []
     for nodes in (syntax(one) for one in files):
         found += [(n, nodes) for n in methods(nodes, "step") if owner(n) in names]
     return found
+
+
+def names_of(nodes: list[ast.AST], line: int) -> set[str]:
+    """Return the names that a file gives to what is made in that line: by an assignment, or of what a function returns there."""
+    here = [n for n in nodes if isinstance(n, (ast.Assign, ast.Return)) and n.lineno <= line <= (n.end_lineno or 0)]
+    found = {tail(t) for n in here if isinstance(n, ast.Assign) for t in n.targets}
+    for given in (n.value for n in here if isinstance(n, ast.Return)):
+        parts = given.elts if isinstance(given, ast.Tuple) else [given]
+        place = next(
+            (i for i, p in enumerate(parts) if isinstance(p, ast.Call) and p.lineno <= line <= (p.end_lineno or 0)),
+            None,
+        )
+        makers = {f.name for f in nodes if isinstance(f, FUNCTIONS) and f.lineno <= line <= (f.end_lineno or 0)}
+        for target in (n.targets[0] for n in nodes if isinstance(n, ast.Assign) and is_call(n.value, *makers)):
+            several = isinstance(given, ast.Tuple) and isinstance(target, ast.Tuple) and len(target.elts) == len(parts)
+            if place is not None:
+                found.add(tail(target.elts[place] if several and isinstance(target, ast.Tuple) else target))
+    return found - {""}
 
 
 def options_of(file: str, line: int) -> list[str]:

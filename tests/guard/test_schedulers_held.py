@@ -1,6 +1,7 @@
 """A scheduler that lowers the rate when it is built and is never stepped: how its absence of steps is read from the script."""
 
 import pytest
+from trainworthy.guard.source.scheduler_calls import calls_of_step
 
 from tests.conftest import patched
 from tests.guard.guarding import guard
@@ -77,3 +78,32 @@ def test_a_rate_that_stays_where_the_scheduler_put_it(tmp_path, name):
 def test_a_scheduler_that_waits(tmp_path, name):
     verdicts, printed, _ = guard(HEALTHY[name], tmp_path, interventions=False, **{"--only": "schedule"})
     assert not verdicts["schedule"].blocks, printed
+
+
+RETURNED = """
+def build():
+    model, optimizer = make()
+    return model, optimizer, StepLR(optimizer, step_size=2)
+
+
+def main():
+    net, _, decay = build()
+    for epoch in range(3):
+        train(net)
+        decay.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count"),
+    [
+        ("", "", 1),
+        ("        decay.step()\n", "", 0),
+        ("decay.step()", "other.step()", 0),
+        ("net, _, decay = build()", "decay = other()", 0),
+        ("return model, optimizer, StepLR", "return StepLR", 0),  # of three names, none is surely the scheduler's
+    ],
+)
+def test_the_steps_of_a_scheduler_that_a_function_returns(old: str, new: str, count: int, tmp_path):
+    (tmp_path / "train.py").write_text(RETURNED.replace(old, new))
+    assert len(calls_of_step(str(tmp_path / "train.py"), 4)) == count

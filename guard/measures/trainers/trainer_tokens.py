@@ -159,10 +159,13 @@ def endless(trainer: Any) -> tuple[str, str] | None:
     if len(whole) < ROWS // 4 or not ends or any(ends & set(row["labels"]) for row in whole):
         return None
     last = trainer.processing_class.decode([next(t for t in reversed(whole[0]["labels"]) if t >= 0)])
-    return (f"none of {len(whole)} conversations scores a token that ends generation ({', '.join(map(str, sorted(ends)))}); the last scored token "
-            f"of the first is {last!r}",
-            "the chat template ends its answers with a text that is no end token, or leaves it out of the generation block: the model never learns "
-            "to stop\nthe token that ends a turn is not the tokenizer's eos_token: SFTConfig(eos_token=...), and generation_config.eos_token_id")  # fmt: skip
+    return (
+        f"none of {len(whole)} conversations scores a token that ends generation ({', '.join(map(str, sorted(ends)))}); the last scored token of the "
+        f"first is {last!r}",
+        "the chat template ends its answers with a text that is no end token, or leaves it out of the generation block: the model never learns to "
+        "stop\n"
+        "the token that ends a turn is not the tokenizer's eos_token: SFTConfig(eos_token=...), and generation_config.eos_token_id",
+    )
 
 
 def _ends(config: Any) -> set[int]:
