@@ -284,11 +284,11 @@ def parted(source: Source) -> Fault | None:
             if not loaded(call.func.value) & derived(scope, moves[i], call):
                 continue
             match [ast.unparse(n) for n in unrolled(call.args)]:
-                case [start, after, *rest] if start == first and second not in after.split(" * "):
-                    if any(second in size.split(" * ") for size in rest):
+                case [start, after, last] if start == first and after != "1" and second not in after.split(" * "):
+                    if second in last.split(" * "):
                         return (
                             f"line {moves[i].lineno} of {file} makes rows of `{first} * {second}`, and line {call.lineno} reads them as "
-                            f"({start}, {', '.join([after, *rest])})",
+                            f"({start}, {after}, {last})",
                             f"entries of different `{second}` are mixed: .reshape({first}, {second}, -1) first, then .transpose(1, 2)",
                         )
     return None
