@@ -20,6 +20,7 @@ from trainworthy.guard.observing.to_the_end import Evaluation, Following, inside
 
 QUALITY = ("learning",)  # the training before was short
 COMPARED, GOOD = 60, 0.6  # rows of an evaluation, and their share of right answers
+BEYOND = 0.1  # more right answers than with the most frequent class
 EMPTY = 4  # steps in a row without a gradient
 
 
@@ -224,18 +225,21 @@ def far_below(kept: Evaluation, rows: list[Evaluation]) -> bool:
 
 
 def renumbered(seen: Following) -> Fault | None:
-    """Find an evaluation whose answers are right if the classes of its data get other numbers, beside one of other data that is good."""
+    """Find an evaluation whose answers are right if the classes of its data get other numbers, beside one of other data that is good by then. A
+    model that gives all samples one class is right with another number, too, where most of them are of one class."""
     for e in seen.evaluations:
         good = [
             o
             for o in seen.evaluations
             if o.kind == e.kind and o.source != e.source and o.rows >= COMPARED and o.accuracy >= GOOD
+            if o.step <= e.step
         ]
         if e.rows < COMPARED or e.accuracy >= GOOD / 2 or not good:
             continue
         truth, answer = map(torch.cat, zip(*e.answers, strict=True))
         found = numbering(truth, answer)
-        if found is not None and found.exchanged and found.right >= GOOD:
+        most = float(truth.unique(return_counts=True)[1].max() / len(truth))
+        if found is not None and found.exchanged and found.right >= max(GOOD, most + BEYOND):
             return (
                 f"{e.accuracy:.2f} of {e.rows:,} answers right in the evaluation after step {e.step} of {seen.steps}, {found.right:.2f} with "
                 f"{found.moved} classes numbered otherwise; {good[-1].accuracy:.2f} in that of other data",

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from trainworthy.guard.checks import ending
 from trainworthy.guard.checks.loss import renamed
+from trainworthy.guard.observing.to_the_end import Evaluation
 
 
 def observed(right: float, order: list[int], *, trained: float, classes: int = 10, muddled: bool = False, n: int = 800):
@@ -40,3 +42,27 @@ SAME = list(range(10))
 def test_another_numbering_of_classes(seen, wrong):
     fault = renamed(seen)
     assert (fault is not None) == wrong, fault
+
+
+@pytest.mark.parametrize(
+    ("answers", "step", "fault"),
+    [
+        ("moved", 20, True),
+        ("moved", 2, False),  # the other evaluation is good later
+        ("one", 20, False),  # all samples get one class, and nearly all are of another one
+        ("right", 20, False),
+    ],
+)
+def test_an_evaluation_whose_classes_have_other_numbers(answers: str, step: int, fault: bool):
+    """Beside one of other data. The first batches of a sorted test were taken for classes with another number."""
+    y = torch.randint(6, (300,), generator=torch.Generator().manual_seed(0))
+    one = torch.cat([torch.zeros(290), torch.ones(10)]).long()
+    truth, given = {"moved": (y, (y + 1) % 6), "one": (one, torch.full((300,), 2)), "right": (y, y)}[answers]
+
+    def evaluation(source: str, at: int, truth: torch.Tensor, given: torch.Tensor) -> Evaluation:
+        right = int((truth == given).sum())
+        return Evaluation((source,), 0, ("net",), (), at, right=right, rows=len(truth), answers=[(truth, given)])
+
+    both = [evaluation("test", step, truth, given), evaluation("val", 20, y, y)]
+    seen = SimpleNamespace(evaluations=both, steps=23)
+    assert bool(ending.renumbered(seen)) == fault  # type: ignore[arg-type]
