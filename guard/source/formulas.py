@@ -242,3 +242,63 @@ def denoises(value: ast.AST, name: str, given: set[str]) -> bool:
     noises = "add_noise" in tail(value.func) or tail(value.func).startswith(("q_", "forward"))
     read = set(map(variable, passed(value)))
     return not noises and name in read and bool(read & given)
+
+
+OVERLAPS = {"dice", "iou", "jaccard", "overlap"}
+DECAY = 0.03  # in use with Adam: up to 0.01
+
+
+def added_score(source: Source) -> Fault | None:
+    """Find `loss = ce + dice`, where `dice` is the score itself: `(2 * both + 1) / (one + other + 1)`."""
+    for file, function in source.functions:
+        nodes = list(ast.walk(function))
+        scores = {name for name, _, value in named(nodes) if OVERLAPS & set(words(name)) and is_overlap(value)}
+        for value in [n.value for n in nodes if isinstance(n, ast.Return) and n.value] if scores else ():
+            for term in added(value):
+                core = unwrapped(term, *CALM)
+                if variable(core) in scores and not isinstance(value, ast.Name):
+                    return (
+                        f"line {value.lineno} of {file} adds `{ast.unparse(term)}` to the loss, and `{variable(core)}` is largest where both agree",
+                        f"its distance from 1 is meant: 1 - {ast.unparse(term)}",
+                    )
+    return None
+
+
+def added(value: ast.AST) -> list[ast.AST]:
+    """Return the terms of a sum of several, each without its constant factor."""
+    terms, due = [], [value]
+    while due:
+        match due.pop():
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                due += [left, right]
+            case (
+                ast.BinOp(left=ast.Constant(), op=ast.Mult(), right=term)
+                | ast.BinOp(left=term, op=ast.Mult(), right=ast.Constant())
+            ):
+                terms.append(term)
+            case term:
+                terms.append(term)
+    return terms if len(terms) > 1 else []
+
+
+def is_overlap(value: ast.AST) -> bool:
+    """Return whether a value is a ratio whose numerator holds twice a product, as Dice's is."""
+    match value:
+        case ast.BinOp(left=above, op=ast.Div()):
+            doubled = (n for n in ast.walk(above) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult))
+            return any(2 in (number(n.left), number(n.right)) for n in doubled)
+    return False
+
+
+def coupled_decay(source: Source) -> Fault | None:
+    """Find `Adam(..., weight_decay=0.05)`: Adam adds the decay to the gradient and divides by its size, so that the usual numbers of AdamW shrink
+    all weights."""
+    for file, call in source.of(ast.Call):
+        if is_call(call, "Adam", "NAdam", "RAdam"):
+            for k in call.keywords:
+                if k.arg == "weight_decay" and (given := number(k.value)) is not None and given >= DECAY:
+                    return (
+                        f"line {call.lineno} of {file} builds {tail(call.func)} with weight_decay={given:g}",
+                        f"it is added to the gradient there, and rescaled with it: AdamW is meant, or a far smaller number (below {DECAY:g})",
+                    )
+    return None

@@ -7,9 +7,26 @@ from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.scores.best_weights import LOWER
 from trainworthy.guard.source.assignments import named, paired, targets
 from trainworthy.guard.source.calls import is_call, methods, owner
-from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail, words
 from trainworthy.guard.source.reading import Source
 
+HIGH = {
+    "acc",
+    "accuracy",
+    "auc",
+    "auroc",
+    "f1",
+    "iou",
+    "miou",
+    "dice",
+    "map",
+    "bleu",
+    "psnr",
+    "ssim",
+    "recall",
+    "precision",
+}
+LOW = {"loss", "losses", "error", "err", "mse", "mae", "rmse", "nll", "ppl", "perplexity", "wer", "cer", "fid"}
 HUGE = 1e6  # what people write for infinity
 LIBRARIES = ("torchmetrics", "monai")  # of metrics
 RESULTS = ("compute", "aggregate")
@@ -37,6 +54,21 @@ def unbeatable(source: Source) -> Fault | None:
                         f"{'below' if falls else 'above'} it: that never happens",
                         f"`{best} = {'' if falls else '-'}float('inf')` is meant, or {'>' if falls else '<'} in place of {'<' if falls else '>'}",
                     )
+    return None
+
+
+def contrary(source: Source) -> Fault | None:
+    """Find `if val_loss > best: best = val_loss`, or the lowest accuracy that is kept as the best."""
+    for file, node in source.of(ast.If):
+        if not (found := replaced(node)) or "best" not in words(found[0]):
+            continue
+        best, new, falls = found
+        low, high = bool(LOW & set(words(new))), bool(HIGH & set(words(new)))
+        if low != high and low != falls and not {"neg", "negative", "minus"} & set(words(new)):
+            return (
+                f"line {node.lineno} of {file} keeps the {'lowest' if falls else 'highest'} `{new}` as `{best}`",
+                f"{'>' if falls else '<'} is meant: as it is, the worst result is kept, and early stopping waits for a worse one",
+            )
     return None
 
 

@@ -27,6 +27,18 @@ TENSORS = {"clamp", "index_add", "index_fill", "masked_fill", "masked_scatter", 
 """Methods of tensors that return a new one; with `_` at the end they change it."""
 EFFECTS = (ast.AugAssign, ast.Raise, ast.Assert, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.With, ast.For,
            ast.While, ast.Try, ast.Pass, ast.NamedExpr, ast.Import, ast.ImportFrom, *FUNCTIONS)  # fmt: skip
+PHASES = {
+    "theta",
+    "thetas",
+    "freq",
+    "freqs",
+    "angle",
+    "angles",
+    "phase",
+    "phases",
+    "emb",
+    "pos",
+}  # rotary ones are doubled
 HOLDERS = ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict")
 MOVES = ("to", "cuda", "float", "half")
 
@@ -296,3 +308,22 @@ def product(function: ast.AST) -> bool:
     return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult) for v in found for n in ast.walk(v)) or any(
         any(calls(ast.walk(v), "matmul", "mm", "einsum", "linear")) for v in found
     )
+
+
+def doubled(source: Source) -> Fault | None:
+    """Find `torch.cat([x, x], 1)` in a class: one of two tensors was meant (a skip connection)."""
+    for file, kind in source.of(ast.ClassDef):
+        for call in calls(ast.walk(kind), "cat", "concat", "concatenate"):
+            axis = [*call.args[1:2], *(k.value for k in call.keywords if k.arg in ("dim", "axis"))]
+            match call.args:
+                case [
+                    ast.List(elts=[ast.Name(id=one), ast.Name(id=other)])
+                    | ast.Tuple(elts=[ast.Name(id=one), ast.Name(id=other)]),
+                    *_,
+                ]:
+                    if one == other and [number(a) for a in axis] == [1] and not PHASES & set(words(one)):
+                        return (
+                            f"line {call.lineno} of {file} joins `{one}` with itself on the axis of channels",
+                            "another tensor is meant in one of the two places: as it is, half of the channels say nothing new",
+                        )
+    return None

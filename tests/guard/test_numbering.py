@@ -255,3 +255,58 @@ print(Net())
 )
 def test_a_head_that_is_read_by_channels(tmp_path: Path, old: str, new: str, found: bool):
     assert ("permute first" in fault(tmp_path, HEADS.replace(old, new))) == found
+
+
+KEPT = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def forward(self, x):
+        skip = self.down(x)
+        x = self.up(skip)
+        return self.out(torch.cat([x, skip], dim=1))
+
+
+def loss(p, y):
+    dice = (2 * (p * y).sum() + 1) / (p.sum() + y.sum() + 1)
+    return nn.functional.cross_entropy(p, y) + 0.5 * (1 - dice.mean())
+
+
+net, best, best_acc = Net(), float("inf"), 0.0
+optimizer = torch.optim.Adam(net.parameters(), weight_decay=1e-4)
+for epoch in range(3):
+    val_loss, acc = evaluate(net, loss, optimizer)
+    if val_loss < best:
+        best = val_loss
+    if acc > best_acc:
+        best_acc = acc
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    [
+        ("", "", ""),
+        ('float("inf"), 0.0', '-float("inf"), 0.0', "that never happens"),
+        ("val_loss < best&float('inf')", "val_loss > best&-float('inf')", "the highest `val_loss`"),
+        ("acc > best_acc", "acc < best_acc", "the lowest `acc`"),
+        ("(1 - dice.mean())", "dice.mean()", "its distance from 1"),
+        ("0.5 * (1 - dice.mean())", "1 - dice.mean()", ""),
+        ("dice = (2 * (p * y).sum() + 1)", "dice = 1 - (2 * (p * y).sum() + 1)", ""),
+        ("[x, skip], dim=1", "[x, x], dim=1", "joins `x` with itself"),
+        ("[x, skip], dim=1", "[x, x], dim=-1", ""),  # rotary phases
+        ("[x, skip], dim=1", "[x, x]", ""),  # guidance
+        ("weight_decay=1e-4", "weight_decay=0.05", "AdamW is meant"),
+        ("Adam(net.parameters(), weight_decay=1e-4", "AdamW(net.parameters(), weight_decay=0.05", ""),
+    ],
+)
+def test_a_best_result_a_term_a_channel_and_a_decay(tmp_path: Path, old: str, new: str, cause: str):
+    text = KEPT.replace('"inf"', "'inf'")
+    for before, after in zip(old.split("&"), new.split("&"), strict=True):
+        text = text.replace(before.replace('"inf"', "'inf'"), after)
+    found = fault(tmp_path, text)
+    path = tmp_path / "train.py"
+    measured = names.check(path).get("measured", "")
+    assert cause in f"{measured} {found}" if cause else not found, (measured, found)
