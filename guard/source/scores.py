@@ -79,9 +79,11 @@ def replaced(node: ast.If) -> tuple[str, str, bool] | None:
             one, other, below = tail(left), tail(right), isinstance(op, ast.Lt)
         case _:
             return None
+    lines = [(t, n.value) for n in only(node.body, ast.Assign) for t in n.targets]
+    pairs = [(tail(one), value) for target, whole in lines for one, value in paired(target, whole)]
     for new, best, falls in ((one, other, below), (other, one, not below)):
-        sets = [n for n in node.body if isinstance(n, ast.Assign) and best in map(tail, n.targets)]
-        if new and best and len(sets) == 1 and new in map(tail, ast.walk(sets[0].value)):
+        sets = [value for name, value in pairs if name == best]
+        if new and best and len(sets) == 1 and new in map(tail, ast.walk(sets[0])):
             return best, new, falls
     return None
 

@@ -292,6 +292,7 @@ for epoch in range(3):
         ('float("inf"), 0.0', '-float("inf"), 0.0', "that never happens"),
         ("val_loss < best&float('inf')", "val_loss > best&-float('inf')", "the highest `val_loss`"),
         ("acc > best_acc", "acc < best_acc", "the lowest `acc`"),
+        ("acc > best_acc&best_acc = acc", "acc < best_acc&best_acc, waited = acc, 0", "the lowest `acc`"),
         ("(1 - dice.mean())", "dice.mean()", "its distance from 1"),
         ("0.5 * (1 - dice.mean())", "1 - dice.mean()", ""),
         ("dice = (2 * (p * y).sum() + 1)", "dice = 1 - (2 * (p * y).sum() + 1)", ""),
