@@ -17,9 +17,9 @@ PLACES = 2**16  # of a volume that are compared
 CLEAR = 0.3  # by how much more of a picture's variance another flip or turn of its mask explains
 SURE, TWICE = 8.0, 2.0  # standard errors, and times as much, by which one flip or turn explains more of all pictures
 STRAY = 0.15  # of the evaluation's gain: masks that fit hardly better than when flipped or turned
-CAUSE = (
-    "the augmentation moves the picture and not its mask or boxes, or draws again for them: one draw for both\n"
-    "rows and columns (y and x) are exchanged in one of the two"
+CAUSE = "the augmentation moves the picture and not its mask or boxes, or draws again for them: one draw for both"
+TURNED = (
+    "rows and columns (y and x) are exchanged in the pictures or in their masks or boxes, or one of them is flipped"
 )
 
 
@@ -66,7 +66,7 @@ def alone(train: DataLoader, limit: float) -> tuple[str, str] | None:
         return (
             f"the pictures of {len(found)} training samples explain {own:.0%} of their masks or boxes as they are and {other:.0%} of them flipped or "
             "turned, all in one way",
-            CAUSE,
+            TURNED,
         )
     wrong = float((gain.amax(1) > CLEAR).float().mean())
     if wrong <= 0.2:
