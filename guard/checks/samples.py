@@ -275,8 +275,8 @@ def _key(sample: Any) -> int | None:
 
 
 def _tokens(sample: Any) -> list | None:
-    """Return the first list of a row of a data set of `datasets` that is long enough: its tokens."""
-    lists = sample.values() if isinstance(sample, Mapping) else ()
+    """Return the tokens of a row of a data set of `datasets`, else its first list of numbers that is long enough."""
+    lists = [sample.get("input_ids"), *sample.values()] if isinstance(sample, Mapping) else ()
     return next((v for v in lists if isinstance(v, list) and len(v) >= 8 and isinstance(v[0], (int, float))), None)
 
 

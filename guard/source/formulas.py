@@ -294,7 +294,7 @@ def coupled_decay(source: Source) -> Fault | None:
     """Find `Adam(..., weight_decay=0.05)`: Adam adds the decay to the gradient and divides by its size, so that the usual numbers of AdamW shrink
     all weights."""
     for file, call in source.of(ast.Call):
-        if is_call(call, "Adam", "NAdam", "RAdam"):
+        if is_call(call, "Adam", "NAdam", "RAdam") and all(k.arg != "decoupled_weight_decay" for k in call.keywords):
             for k in call.keywords:
                 if k.arg == "weight_decay" and (given := number(k.value)) is not None and given >= DECAY:
                     return (

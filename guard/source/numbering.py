@@ -41,6 +41,7 @@ SAMPLES = {
     "waveform",
     "x",
 }
+EPISODES = {"episode", "episodes", "episodic", "fewshot", "shot", "shots", "support", "prototypes"}
 READY = {"load", "loads", "from", "pretrained", "read", "open", "copy", "deepcopy"}
 """Words of functions that make no new numbers."""
 
@@ -84,7 +85,10 @@ def numbered(node: ast.AST) -> ast.expr | None:
 
 
 def each_batch(source: Source) -> Fault | None:
-    """Find a function for batches (`map(batched=True)`, `with_transform`, `collate_fn`) that numbers the classes of its batch."""
+    """Find a function for batches (`map(batched=True)`, `with_transform`, `collate_fn`) that numbers the classes of its batch. Episodes of few-shot
+    learning have numbers of their own."""
+    if EPISODES & {w for name in source.known for w in words(name)}:
+        return None
     functions = {f.name: (file, f) for file, f in source.functions}
     for _, given in of_batches(source):
         name = variable(given)

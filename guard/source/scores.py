@@ -27,6 +27,7 @@ HIGH = {
     "precision",
 }
 LOW = {"loss", "losses", "error", "err", "mse", "mae", "rmse", "nll", "ppl", "perplexity", "wer", "cer", "fid"}
+ATTACKS = {"adv", "adversarial", "attack", "attacks", "delta", "deltas", "perturbation", "pgd"}
 HUGE = 1e6  # what people write for infinity
 LIBRARIES = ("torchmetrics", "monai")  # of metrics
 RESULTS = ("compute", "aggregate")
@@ -58,17 +59,23 @@ def unbeatable(source: Source) -> Fault | None:
 
 
 def contrary(source: Source) -> Fault | None:
-    """Find `if val_loss > best: best = val_loss`, or the lowest accuracy that is kept as the best."""
-    for file, node in source.of(ast.If):
-        if not (found := replaced(node)) or "best" not in words(found[0]):
+    """Find `if val_loss > best: best = val_loss`, or the lowest accuracy that is kept as the best. An attack looks for the highest loss."""
+    for file, scope in source.scopes:
+        nodes = list(inside(scope))
+        if ATTACKS & {w for n in only(nodes, ast.Name) for w in words(n.id)} or ATTACKS & set(
+            words(getattr(scope, "name", ""))
+        ):
             continue
-        best, new, falls = found
-        low, high = bool(LOW & set(words(new))), bool(HIGH & set(words(new)))
-        if low != high and low != falls and not {"neg", "negative", "minus"} & set(words(new)):
-            return (
-                f"line {node.lineno} of {file} keeps the {'lowest' if falls else 'highest'} `{new}` as `{best}`",
-                f"{'>' if falls else '<'} is meant: as it is, the worst result is kept, and early stopping waits for a worse one",
-            )
+        for node in only(nodes, ast.If):
+            if not (found := replaced(node)) or "best" not in words(found[0]):
+                continue
+            best, new, falls = found
+            low, high = bool(LOW & set(words(new))), bool(HIGH & set(words(new)))
+            if low != high and low != falls and not {"neg", "negative", "minus"} & set(words(new)):
+                return (
+                    f"line {node.lineno} of {file} keeps the {'lowest' if falls else 'highest'} `{new}` as `{best}`",
+                    f"{'>' if falls else '<'} is meant: as it is, the worst result is kept, and early stopping waits for a worse one",
+                )
     return None
 
 

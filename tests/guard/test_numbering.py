@@ -100,6 +100,7 @@ def test_what_is_numbered_or_taken_anew(tmp_path: Path, pairs: tuple[str, ...], 
          "train = train.map(encode, batched=True)\n", "", "features = test.map(encode, batched=True)", "features = test.map(encode)"),
         (ROW[0], ROW[1] + "    print(batch[\"text\"])\n"),
         ("merge_and_unload()", "unload()  # the base\nmodel.merge_adapter()", *TRAINED),
+        (LABELS, "    labels = np.unique(batch[\"name\"], return_inverse=True)[1]\n", "NAMES = [", "n_shot = 5\nprint(n_shot)\nNAMES = ["),
         ("merge_and_unload()", "unload()"),  # the weights that an adapter leaves behind at its start, for a training elsewhere
         ("merge_and_unload()", "unload()", "copy = make()\n", "trainer.train()\nmodel.save_pretrained('adapter')\ncopy = make()\n"),
         (COPY, "copy.load_state_dict(make().state_dict(), assign=True)", "print(model, copy", "print(copy"),
@@ -292,6 +293,12 @@ for epoch in range(3):
         ('float("inf"), 0.0', '-float("inf"), 0.0', "that never happens"),
         ("val_loss < best&float('inf')", "val_loss > best&-float('inf')", "the highest `val_loss`"),
         ("acc > best_acc", "acc < best_acc", "the lowest `acc`"),
+        (
+            "val_loss < best&float('inf')&(p, y):",
+            "val_loss > best&-float('inf')&(p, y, delta=0):",
+            "the highest `val_loss`",
+        ),
+        ("val_loss < best&float('inf')&net, best", "val_loss > best&-float('inf')&delta, net, best", ""),  # an attack
         ("acc > best_acc&best_acc = acc", "acc < best_acc&best_acc, waited = acc, 0", "the lowest `acc`"),
         ("(1 - dice.mean())", "dice.mean()", "its distance from 1"),
         ("0.5 * (1 - dice.mean())", "1 - dice.mean()", ""),
@@ -300,6 +307,11 @@ for epoch in range(3):
         ("[x, skip], dim=1", "[x, x], dim=-1", ""),  # rotary phases
         ("[x, skip], dim=1", "[x, x]", ""),  # guidance
         ("weight_decay=1e-4", "weight_decay=0.05", "AdamW is meant"),
+        (
+            "Adam(net.parameters(), weight_decay=1e-4",
+            "RAdam(net.parameters(), weight_decay=0.05, decoupled_weight_decay=True",
+            "",
+        ),
         ("Adam(net.parameters(), weight_decay=1e-4", "AdamW(net.parameters(), weight_decay=0.05", ""),
     ],
 )

@@ -258,7 +258,7 @@ def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple
     wrong = []
     if not {"train", "val"} <= scans.keys():
         return wrong
-    k = 1 if min(len(set(scans[name].hashes)) for name in ("train", "val")) >= ENOUGH else 10
+    k = 1 if min(len(set(scans[name].hashes)) or ENOUGH for name in ("train", "val")) >= ENOUGH else 10
     for key, t in scans["train"].fields.items():
         v = scans["val"].fields[key]
         if t["role"] != "input" or "mean" not in t or "mean" not in v or len(t["mean"]) != len(v["mean"]):

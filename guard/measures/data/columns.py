@@ -1,8 +1,10 @@
 """Compares the columns of training and evaluation data: codes that were given anew, and scales that were fitted anew, on the
 evaluation's own rows."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from trainworthy.guard.measures.data import missing_codes
@@ -10,6 +12,7 @@ from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 from trainworthy.guard.measures.data.stored_samples import arrays
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
+TABLE = 4_000_000  # entries of a table that is read whole
 CODES = (5, 200)
 ROWS = 200
 # Share of all squares, largest deviation by smallest: of columns that one mean and deviation scaled
@@ -75,15 +78,28 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
 
 def of_series(train: Any, data: Any) -> bool:
     """Return whether both data sets hold a table (a series, of which windows are read) that was scaled by its own rows."""
-    held = {name: torch.as_tensor(x) for name, x in arrays(train) if x.ndim == 2}
-    for name, x in arrays(data):
-        other, mine = torch.as_tensor(x), held.get(name)
-        if mine is None or other.ndim != 2 or other.shape[1] != mine.shape[1] or other.shape[1] > WIDTH:
+    held = dict(tables(train))
+    for name, theirs in tables(data):
+        mine = held.get(name)
+        if mine is None or theirs.shape[1] != mine.shape[1] or torch.equal(mine, theirs):
             continue
-        floats = mine.is_floating_point() and other.is_floating_point()
-        if floats and not torch.equal(mine, other) and all(standard(c) for v in (mine, other) for c in v.unbind(1)):
+        if all(standard(c) for v in (mine, theirs) for c in v.unbind(1)):
             return True
     return False
+
+
+def tables(data: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tables of numbers that a data set holds in memory, with their names."""
+    for name, x in arrays(data):
+        if (
+            x.ndim == 2
+            and 0 < x.shape[1] <= WIDTH
+            and x.shape[0] * x.shape[1] <= TABLE
+            and not isinstance(x, np.memmap)
+        ):
+            held = x.detach().cpu() if isinstance(x, Tensor) else torch.tensor(x)
+            if held.is_floating_point():
+                yield name, held
 
 
 def scaled_together(columns: list[Tensor]) -> str:
