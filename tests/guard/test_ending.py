@@ -83,7 +83,9 @@ BUGS = {
                     ("loader = DataLoader(train", "for one in (train, val):\n    one.tensors[0].div_(16)\nloader = DataLoader(train")),
     "other-samples": (("loader = DataLoader(train", "for one in (train, test):\n    one.tensors[0].sub_(one.tensors[0].mean(1, keepdim=True))\n"
                        "loader = DataLoader(train"), ("final, test))", "final, val))"), ("student, test))", "student, val))")),
-    "worst-kept": (("accuracy > best", "accuracy < best"), ("best = 0\n", "best = 1\n")),
+    # The variable's name does not say which way is better: `names` reads that
+    "worst-kept": (("accuracy, loss = evaluate", "result, loss = evaluate"), ("accuracy > best", "result < best"),
+                   ("best = accuracy", "best = result"), ("best = 0\n", "best = 1\n")),
     "not-loaded": (('final.load_state_dict(torch.load("net.pt"))\n', ""),),
     "dropout-in-test": (("final.eval()\n", ""),),
     "optimiser-of-the-teacher": (("optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)\n", ""),),

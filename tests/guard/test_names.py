@@ -341,8 +341,9 @@ def test_a_sum_that_replaces(tmp_path, line, wrong):
 @pytest.mark.parametrize(("start", "test", "wrong"), [
     ("best_loss = 0.0", "loss < best_loss", True), ("best_loss, at = 0, 1", "best_loss > loss", True),
     ("best_loss = -float('inf')", "loss < best_loss", True), ("best_loss = 1e9", "loss > best_loss", True),
-    ("best_loss = float('inf')", "loss < best_loss", False), ("best_loss = -math.inf", "loss > best_loss", False),
-    ("best_loss = 0.0", "loss > best_loss", False), ("best_loss = None", "loss < best_loss", False),
+    ("best_loss = float('inf')", "loss < best_loss", False), ("best_loss = -math.inf", "loss > best_loss", True),
+    ("best_loss = 0.0", "loss > best_loss", True), ("best_loss = -math.inf", "-loss > best_loss", False),
+    ("best_loss = None", "loss < best_loss", False),
     ("best_loss = 10", "loss < best_loss", False)])  # fmt: skip
 def test_a_best_value_that_nothing_beats(tmp_path, start, test, wrong):
     script = tmp_path / "train.py"
