@@ -12,7 +12,7 @@ from trainworthy.guard.measures.trainers import (
     trainer_scores,
     trainer_tokens,
 )
-from trainworthy.guard.measures.trainers.at_work import trainer_of
+from trainworthy.guard.measures.trainers.at_work import spread, trainer_of
 from trainworthy.guard.observing.observer import Observer
 
 ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed
@@ -72,8 +72,7 @@ def _tokens(trainer: Any) -> tuple[str, str] | None:
     kept = trainer._remove_unused_columns(rows, "training")
     batches = []
     for count in (ROWS, FEW):
-        some = [kept[i] for i in range(0, len(kept), max(1, len(kept) // count))][:count]
-        batches.append(trainer.data_collator(some))
+        batches.append(trainer.data_collator(spread(kept, count)[:count]))
     if not all(isinstance(b, Mapping) for b in batches):
         return None
     wrong = trainer_tokens.faults(trainer, trainer.model, *(dict(b) for b in batches))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, named
 from trainworthy.guard.source.calls import is_call, methods, owner, passed
-from trainworthy.guard.source.nodes import LABELS, inside, only, tail, variable, words
+from trainworthy.guard.source.nodes import LABELS, Function, inside, only, tail, variable, words
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.splits import HELD_OUT, split_of
 
@@ -89,35 +89,34 @@ def each_batch(source: Source) -> Fault | None:
     learning have numbers of their own."""
     if EPISODES & {w for name in source.known for w in words(name)}:
         return None
-    functions = {f.name: (file, f) for file, f in source.functions}
-    for _, given in of_batches(source):
-        name = variable(given)
-        file, function = functions.get(name, ("", given))
-        if not file and not isinstance(given, ast.Lambda):
-            continue
+    for file, _, function in of_batches(source):
         for key, value in labelled(function):
             made = next((n for n in ast.walk(value) if makes_numbers(n)), None)
             if made is not None:
                 return (
-                    f"line {made.lineno}{f' of {file}' if file else ''} makes `{key}` by `{ast.unparse(made)[:80]}`, anew in each batch",
+                    f"line {made.lineno} of {file} makes `{key}` by `{ast.unparse(made)[:80]}`, anew in each batch",
                     "where a batch lacks a class, the numbers of the others move: number the classes once, over all rows of training",
                 )
     return None
 
 
-def of_batches(source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Yield calls that are given a function of batches, and that function."""
-    for _, call in source.of(ast.Call):
+def of_batches(source: Source) -> Iterator[tuple[str, ast.Call, Function | ast.Lambda]]:
+    """Yield (file, call, function) of the script's functions that are called with batches, and where they are passed on."""
+    functions = {f.name: (file, f) for file, f in source.functions}
+    for file, call in source.of(ast.Call):
         keys = {k.arg: k.value for k in call.keywords}
+        given = [keys["collate_fn"]] if "collate_fn" in keys else []
         match call:
-            case ast.Call(func=ast.Attribute(attr="map"), args=[given, *_]) if getattr(
-                keys.get("batched"), "value", None
-            ):
-                yield call, given
-            case ast.Call(func=ast.Attribute(attr="with_transform" | "set_transform"), args=[given, *_]):
-                yield call, given
-        if "collate_fn" in keys:
-            yield call, keys["collate_fn"]
+            case ast.Call(func=ast.Attribute(attr="map"), args=[first, *_]):
+                given += [first] * bool(getattr(keys.get("batched"), "value", None))
+            case ast.Call(func=ast.Attribute(attr="with_transform" | "set_transform"), args=[first, *_]):
+                given.append(first)
+        for one in given:
+            if isinstance(one, ast.Lambda):
+                yield file, call, one
+            elif variable(one) in functions:
+                where, function = functions[variable(one)]
+                yield where, call, function
 
 
 def labelled(function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -228,12 +227,10 @@ def joined_by_place(loop: ast.AST, walked: ast.expr, rows: str, features: str) -
 
 def first_row(source: Source) -> Fault | None:
     """Find a function for batches that reads the inputs of the first row alone: `batch["image"][0]`."""
-    functions = {f.name: (file, f) for file, f in source.functions}
-    for call, given in of_batches(source):
-        file, function = functions.get(variable(given), ("", None))
+    for file, call, function in of_batches(source):
         alone = any(k.arg == "batch_size" and getattr(k.value, "value", None) == 1 for k in call.keywords)
-        own = function.args.args[-1].arg if function is not None and function.args.args else ""
-        if not own or alone:
+        own = function.args.args[-1].arg if function.args.args else ""
+        if not own or alone or isinstance(function, ast.Lambda):
             continue
         nodes = list(ast.walk(function))
         columns = [n for n in only(nodes, ast.Subscript) if variable(n.value) == own and isinstance(n.ctx, ast.Load)]

@@ -99,30 +99,27 @@ def shared(source: Source) -> Fault | None:
         sizes: dict[str, list[ast.expr]] = {}
         for _, name, value in pairs:
             sizes.setdefault(name, []).append(value)
-        made: list[tuple[str, ast.Subscript, int]] = []  # name, slice, line
+        made: list[
+            tuple[str, ast.Subscript, int, ast.Slice, int]
+        ] = []  # name, value, axis and bounds of the slice, line
         for line, name, value in pairs:
             value, axis, cut = sliced(value, episodic=bool(role_of(name)))
             if cut is None or not (split_of(name) or role_of(name)):
                 continue
             base, whole = ast.unparse(value.value), ast.unparse(value)
-            for other, before, at in made:
+            for other, before, along, bounds, at in made:
                 pair, roles = {split_of(name), split_of(other)}, {role_of(name), role_of(other)}
-                same = ast.unparse(before.value) == base and sliced(before, episodic=True)[1] == axis
+                same = ast.unparse(before.value) == base and along == axis
                 again = any(at < n.lineno <= line.lineno and base in stored(n) for n in lines)
                 held_out = "train" in pair and pair & HELD_OUT and kind_of(name) == kind_of(other)
                 episode = roles == {"support", "query"}
-                if (
-                    same
-                    and not again
-                    and (held_out or episode)
-                    and overlap(sliced(before, episodic=True)[2], cut, sizes)
-                ):
+                if same and not again and (held_out or episode) and overlap(bounds, cut, sizes):
                     return (
                         f"`{other}` is {ast.unparse(before)} in line {at} of {file}, and `{name}` is {whole} in line {line.lineno}: they overlap",
                         "the queries hold the support set: they must begin where it ends" if episode
                         else "the held-out split holds what is trained on: it must begin where the training split ends",
                     )  # fmt: skip
-            made.append((name, value, line.lineno))
+            made.append((name, value, axis, cut, line.lineno))
     return None
 
 

@@ -1,4 +1,4 @@
-"""The trainer of transformers or TRL that trains."""
+"""The trainer of transformers or TRL that trains, and rows of its data."""
 
 import gc
 import sys
@@ -21,3 +21,8 @@ def trainer_of(stepped: Collection[int]) -> Any:
         and any(id(p) in stepped for p in o.model.parameters())
     ]
     return known[-1] if known else None
+
+
+def spread(rows: Any, most: int) -> list[Any]:
+    """Return evenly spaced rows, about `most` of them and up to twice as many."""
+    return [rows[i] for i in range(0, len(rows), max(1, len(rows) // most))]

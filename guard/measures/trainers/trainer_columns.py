@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.measures.trainers.at_work import spread
 
 LIBRARIES = ("transformers", "peft", "trl", "diffusers", "sentence_transformers")
 PLUMBING = {"labels", "label", "label_ids", "return_dict", "output_attentions", "output_hidden_states", "use_cache", "inputs_embeds", "input_ids",
@@ -68,7 +69,7 @@ def told_apart(trainer: Any) -> tuple[str, str] | None:
     decode = getattr(tokenizer, "decode", None)
     if names is None or decode is None or len(rows) < PAIRS:
         return None
-    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // 256))]
+    some = spread(rows, 256)
     ends = [[_last(r[n], tokenizer) for n in names] for r in some]
     first = [e[0][0] for e in ends]
     sign = max(set(first), key=first.count)
@@ -105,7 +106,7 @@ def ambiguous(trainer: Any) -> Fault | None:
     rows = trainer.train_dataset
     if not {"input_ids", "labels"} <= set(getattr(rows, "column_names", None) or ()) or len(rows) < PAIRS:
         return None
-    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // READ))]
+    some = spread(rows, READ)
     if any(not isinstance(r["labels"], (int, list)) or r["labels"] == r["input_ids"] for r in some[:PAIRS]):
         return None
     answers: dict[tuple, list] = {}
@@ -147,7 +148,7 @@ def spans_cut_off(trainer: Any) -> Fault | None:
     columns = getattr(rows, "column_names", None) or ()
     if not {"start_positions", "input_ids", "attention_mask"} <= set(columns) or not len(rows):
         return None
-    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // SPANS))]
+    some = spread(rows, SPANS)
     longest = max(len(r["input_ids"]) for r in some)
     missing: dict[bool, list[bool]] = {True: [], False: []}
     for r in some:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.measures.trainers.at_work import spread
 
 LIBRARIES = ("transformers", "trl")
 ROWS, READ = 8, 64  # of which the outputs are made; whose labels are read
@@ -28,8 +29,7 @@ def evaluated(trainer: Any, most: int) -> tuple[list[Any], Callable]:
         return [], collate
     named = hasattr(data, "column_names")
     rows = trainer._remove_unused_columns(data, "evaluation") if named else data
-    chosen = [rows[i] for i in range(0, len(rows), max(1, len(rows) // most))][:most]
-    return chosen, collate if named else trainer._get_collator_with_removed_columns(collate)
+    return spread(rows, most)[:most], collate if named else trainer._get_collator_with_removed_columns(collate)
 
 
 def lost_rows(trainer: Any) -> Fault | None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.modes import in_mode
+from trainworthy.guard.measures.trainers.at_work import spread
 
 NAMES = ("accuracy", "f1", "exact_match", "precision", "recall")
 """Metrics of which more is better, where the trainer does not name one."""
@@ -199,7 +200,7 @@ def answered(trainer: Any) -> tuple[Any, Any] | None:
     count = min(ROWS, len(rows), MOST // max(1, first[2])) if first else 0
     if count < 8:
         return None
-    found = _predicted(trainer, collate([rows[i] for i in range(0, len(rows), max(1, len(rows) // count))][:count]))
+    found = _predicted(trainer, collate(spread(rows, count)[:count]))
     return found[:2] if found else None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import in_mode
+from trainworthy.guard.measures.trainers.at_work import spread
 from trainworthy.guard.measures.trainers.trainer_scores import causal, start_token
 
 ROWS = 64
@@ -61,7 +62,7 @@ def _some_rows(trainer: Any, needs: set[str], most: int) -> list[dict]:
     rows = trainer.train_dataset
     if getattr(trainer.args, "packing", False) or not needs <= set(getattr(rows, "column_names", None) or ()):
         return []
-    return [rows[i] for i in range(0, len(rows), max(1, len(rows) // most))]
+    return spread(rows, most)
 
 
 def cut_off(trainer: Any) -> tuple[str, str] | None:
@@ -110,7 +111,7 @@ def turned(trainer: Any) -> tuple[str, str] | None:
     answer = next((c for c in ("messages", "completion", "chosen") if c in columns), None)
     if asked is None or answer is None or not len(rows):
         return None
-    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // ROWS))]
+    some = spread(rows, ROWS)
     if not all(isinstance(r[c], list) and r[c] and isinstance(r[c][0], dict) for r in some for c in (asked, answer)):
         return None
     ends = [(r[asked][0].get("role"), r[answer][-1].get("role")) for r in some]
@@ -126,7 +127,7 @@ def _conversations(trainer: Any) -> list[list[dict]]:
     rows, vocabulary = trainer.train_dataset, trainer.processing_class
     if not getattr(vocabulary, "chat_template", None) or "messages" not in (getattr(rows, "column_names", None) or ()):
         return []
-    some = [rows[i]["messages"] for i in range(0, len(rows), max(1, len(rows) // ROWS))]
+    some = [row["messages"] for row in spread(rows, ROWS)]
     return [m for m in some if isinstance(m, list) and len(m) > 1 and m[-1].get("role") == "assistant"]
 
 

@@ -333,10 +333,13 @@ def limit(source: Any, splits: list[list[int]], context: float) -> int:
         return source.max_length
     if source.path == "docstrings":
         return 96
-    enough = [
-        sorted(sizes)[len(sizes) - 1 - spared(min(source.max_bad, LONGER), len(sizes))] for sizes in splits if sizes
-    ]
-    return int(min(context, -(-max(enough, default=ROUND) // ROUND) * ROUND))
+    return int(min(context, max((enough(sizes, source.max_bad) for sizes in splits), default=ROUND)))
+
+
+def enough(sizes: list[int], max_bad: float) -> int:
+    """Length that all but 1% of a split need, or all but `max_bad` if that is less; a multiple of `ROUND`."""
+    longest = sorted(sizes)[len(sizes) - 1 - spared(min(max_bad, LONGER), len(sizes))] if sizes else 1
+    return -(-longest // ROUND) * ROUND
 
 
 def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: int) -> dict[str, str]:

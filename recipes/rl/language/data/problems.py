@@ -343,9 +343,7 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: floa
     source = asker.source
     frame = len(asker.ids("")) + 1  # a token that the seam may split
     sizes = [frame + n for n in lengths(tuple(r["prompt"] for r in rows), asker.tokenizer)]
-    spared = pairs.spared(min(source.max_bad, pairs.LONGER), len(sizes))
-    needed = max(sorted(sizes)[: len(sizes) - spared], default=0)
-    most = min(source.max_prompt or -(-needed // pairs.ROUND) * pairs.ROUND, context - new)
+    most = min(source.max_prompt or pairs.enough(sizes, source.max_bad), context - new)
     long = [i for i, n in enumerate(sizes) if n > most]
     if not long:
         return rows, ""
