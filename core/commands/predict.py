@@ -124,6 +124,10 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         raise UserError(f"{folder} holds several runs", got=names, needed="one of them")
     if folder.name == "export" and (folder.parent / "args.json").is_file():
         folder = folder.parent
+    if not (folder / "args.json").is_file() and any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder} is a model without its run", got="weights, and no args.json in it or above it",
+                        needed="the run folder: its settings say how the model is asked",
+                        next=f"{folder}/README.md shows how to load it in Python")  # fmt: skip
     saved, export = args_of(folder), folder / "export"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)

@@ -336,8 +336,8 @@ class Stage:
     """Writes the export in a format that other libraries load. Default: model.safetensors."""
     model_card: Mapping[str, Any] = field(default_factory=dict)
     """Header of the export's README.md, with the hub's keys (base_model, license, datasets, library_name, tags), and the keys
-    `usage`, a Python example (card.md has it, too), and `script`, a file that the example imports, copied to export/use.py. Core
-    adds results, gates and settings. Empty: the export gets no README.md."""
+    `usage`, a Python example (card.md has it, too), `script`, a file that the example imports, copied to export/use.py, and `called`,
+    a base that is not on the hub. Core adds results, gates and settings. Empty: the export gets no README.md."""
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""

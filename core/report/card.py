@@ -193,7 +193,7 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
     usage, facts, source = about.pop("usage", ""), about.pop("facts", ()), about.pop("data", "data of the user's own")
     limits, settings = summary.get("intervals", {}).get("val", {}), masking.settings(args["settings"])
     values = [{"type": k, "value": round(v, 6)} for k, v in summary["metrics"].items() if math.isfinite(v)]
-    base = str(about.get("base_model") or summary["recipe"]).rstrip("/").rpartition("/")[2]
+    base = str(about.pop("called", "") or about.get("base_model") or summary["recipe"]).rstrip("/").rpartition("/")[2]
     name = base if base == summary["stage"] else f"{base}-{summary['stage']}"
     dataset = {"name": f"{source}: {samples} held-out samples", "type": (about.get("datasets") or ["own"])[0]}
     recipe = Path(args["recipe"]).name if args["recipe"].endswith(".py") else args["recipe"]

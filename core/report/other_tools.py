@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from trainworthy.core.base.as_json import finite
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.names import more_is_better
 from trainworthy.core.report.folder import number, read_json
 
 STATE, HERE = "trainer_state.json", "trainworthy-report"
 HELD_OUT = re.compile(r"^(val|valid|validation|eval|evaluation|test|dev)(?=$|[/_.\- ])[/_.\- ]?", re.IGNORECASE)
 TRAINING = re.compile(r"^(train|training)(?=$|[/_.\- ])[/_.\- ]?", re.IGNORECASE)
-LOWER = re.compile(r"loss|error|nll|perplexity|ppl|bits|(^|_)(wer|cer|mse|mae|rmse|fid|lpips|ece)($|_)", re.IGNORECASE)
 SPEED = re.compile(r"runtime|per_second|epoch$|jit_compilation|memory|global_step|flos|num_tokens", re.IGNORECASE)
 SHARE = re.compile(r"(^|_)(acc|accuracy|f1|auc|auroc|precision|recall|iou|miou|map|exact_match)($|_)", re.IGNORECASE)
 RATE = re.compile(r"^(lr|learning_rate)($|[/_.\- ])|(lr|learning_rate)$", re.IGNORECASE)
@@ -141,13 +141,15 @@ def _metric(logged: LOGGED, requested: str, higher: bool | None, source: Path) -
             raise UserError(f"{source} has no metric '{requested}'", needed=f"one of: {known}")
         name = HELD_OUT.sub("", tag) or tag
     elif held_out:
-        name = min(held_out, key=lambda k: (bool(LOWER.search(k)), -len(logged[held_out[k]])))  # a score before a loss
+        name = min(
+            held_out, key=lambda k: (more_is_better(k) is False, -len(logged[held_out[k]]))
+        )  # a score before a loss
         tag = held_out[name]
     else:
         raise UserError(f"{source} has no metric of held-out data", got=", ".join(list(logged)[:8]), needed="a tag such as val/accuracy or "
                         "eval_loss; advice needs such a curve", next="--metric NAME, to use one of these anyway")  # fmt: skip
     name = name.replace("/", "_")
-    return name, tag, (not LOWER.search(name)) if higher is None else higher
+    return name, tag, more_is_better(name) is not False if higher is None else higher
 
 
 def _is_training_loss(tag: str) -> bool:

@@ -2,10 +2,10 @@
 
 import ast
 import gc
-import re
 from collections.abc import Callable
 from typing import Any
 
+from trainworthy.core.base.names import more_is_better
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures.rates import restarted, risen, spent, squared, unlikely
@@ -270,16 +270,13 @@ def warm_up_of_steps(seen: Observer, one: Any, mine: Any, length: int) -> dict |
     )
 
 
-LOW = re.compile(r"(?i)(^|[^a-z])(\w*loss|r?mse|mae|nll|ppl|perplexity|wer|cer|fid|err|error)([^a-z]|$)")
-HIGH = re.compile(r"(?i)(^|[^a-z])(acc|accuracy|auc|auroc|f1|iou|miou|dice|map|r2|bleu|psnr|ssim)([^a-z]|$)")
-
-
 def contrary(plateaus: dict[str, str]) -> tuple[str, str] | None:
     """Find a ReduceLROnPlateau that waits for a loss to rise or for an accuracy to fall, by the name of what it is given."""
     for line, mode in plateaus.items():
         given = line.partition(".step(")[2]
-        low, high = bool(LOW.search(given)), bool(HIGH.search(given))
-        if low != high and "-" not in given and mode == ("max" if low else "min"):
+        better = more_is_better(given)
+        low = better is False
+        if better is not None and "-" not in given and mode == ("max" if low else "min"):
             return (
                 f"ReduceLROnPlateau waits for a {'maximum' if low else 'minimum'} of what {line} gives it",
                 f"mode='{'min' if low else 'max'}' is meant: the rate is cut while the {'loss' if low else 'score'} improves",

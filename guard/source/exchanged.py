@@ -3,9 +3,10 @@
 import ast
 from collections import Counter
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.calls import is_call
-from trainworthy.guard.source.nodes import INPUTS, LABELS, Function, inside, only, tail, variable, words
+from trainworthy.guard.source.nodes import INPUTS, LABELS, Function, inside, only, tail, variable
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.symmetric import alike, symmetric
 

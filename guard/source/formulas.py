@@ -4,10 +4,11 @@ import ast
 import re
 from collections.abc import Iterable
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, named, stored
 from trainworthy.guard.source.calls import calls, is_call, passed, subject, unwrapped
-from trainworthy.guard.source.nodes import FUNCTIONS, number, only, tail, variable, words
+from trainworthy.guard.source.nodes import FUNCTIONS, number, only, tail, variable
 from trainworthy.guard.source.reading import Source
 
 PRODUCTS = ("matmul", "mm", "bmm", "einsum", "cosine_similarity")

@@ -3,10 +3,11 @@ first one."""
 
 import ast
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, named, stored, targets, variables
 from trainworthy.guard.source.calls import methods, trains
-from trainworthy.guard.source.nodes import inside, number, only, tail, variable, words
+from trainworthy.guard.source.nodes import inside, number, only, tail, variable
 from trainworthy.guard.source.reading import Source
 
 ANEW = ("load_state_dict", "deepcopy", "apply", "set_weights")

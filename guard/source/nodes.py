@@ -1,7 +1,6 @@
 """What the rules read in a syntax tree: names and numbers, and the nodes of a scope or a loop."""
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,11 +21,6 @@ def tail(node: ast.AST | None) -> str:
 def variable(node: ast.AST | None) -> str:
     """Return the name of a variable; empty for anything else, `a.b` too."""
     return getattr(node, "id", "")
-
-
-def words(name: str) -> list[str]:
-    """Return the words of a name in small letters: `val_loader`, `valLoader`, `VAL_LOADER`."""
-    return [w for w in re.split(r"[_\W]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) if w]
 
 
 def number(node: ast.AST) -> Any:

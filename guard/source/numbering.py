@@ -4,10 +4,11 @@ batches or another order exchanges."""
 import ast
 from collections.abc import Iterator
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, named
 from trainworthy.guard.source.calls import is_call, methods, owner, passed
-from trainworthy.guard.source.nodes import LABELS, Function, inside, only, tail, variable, words
+from trainworthy.guard.source.nodes import LABELS, Function, inside, only, tail, variable
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.splits import HELD_OUT, split_of
 

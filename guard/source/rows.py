@@ -3,10 +3,11 @@
 import ast
 from collections.abc import Iterator
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, paired, stored, targets
 from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled, unwrapped
-from trainworthy.guard.source.nodes import INPUTS, LABELS, LOOPS, inside, only, tail, variable, words
+from trainworthy.guard.source.nodes import INPUTS, LABELS, LOOPS, inside, only, tail, variable
 from trainworthy.guard.source.reading import Source
 
 DRAWN = ("randperm", "permutation")

@@ -3,30 +3,13 @@
 import ast
 import math
 
+from trainworthy.core.base.names import more_is_better, words
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.scores.best_weights import LOWER
 from trainworthy.guard.source.assignments import named, paired, targets
 from trainworthy.guard.source.calls import is_call, methods, owner
-from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail, words
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail
 from trainworthy.guard.source.reading import Source
 
-HIGH = {
-    "acc",
-    "accuracy",
-    "auc",
-    "auroc",
-    "f1",
-    "iou",
-    "miou",
-    "dice",
-    "map",
-    "bleu",
-    "psnr",
-    "ssim",
-    "recall",
-    "precision",
-}
-LOW = {"loss", "losses", "error", "err", "mse", "mae", "rmse", "nll", "ppl", "perplexity", "wer", "cer", "fid"}
 ATTACKS = {"adv", "adversarial", "attack", "attacks", "delta", "deltas", "perturbation", "pgd"}
 HUGE = 1e6  # what people write for infinity
 LIBRARIES = ("torchmetrics", "monai")  # of metrics
@@ -49,7 +32,7 @@ def unbeatable(source: Source) -> Fault | None:
         match starts.get(best):
             case [(where, line, value)]:  # set again for each fold or run: read as one value only
                 worst = value <= -HUGE if falls else value >= HUGE
-                if worst or (falls and value == 0 and (LOWER.search(best) or LOWER.search(new))):
+                if worst or (falls and value == 0 and False in (more_is_better(best), more_is_better(new))):
                     return (
                         f"`{best}` begins at {value:g} (line {line} of {where}), and line {node.lineno} of {file} sets it where `{new}` is "
                         f"{'below' if falls else 'above'} it: that never happens",
@@ -70,8 +53,7 @@ def contrary(source: Source) -> Fault | None:
             if not (found := replaced(node)) or "best" not in words(found[0]):
                 continue
             best, new, falls = found
-            low, high = bool(LOW & set(words(new))), bool(HIGH & set(words(new)))
-            if low != high and low != falls and not {"neg", "negative", "minus"} & set(words(new)):
+            if more_is_better(new) is falls:
                 return (
                     f"line {node.lineno} of {file} keeps the {'lowest' if falls else 'highest'} `{new}` as `{best}`",
                     f"{'>' if falls else '<'} is meant: as it is, the worst result is kept, and early stopping waits for a worse one",

@@ -4,10 +4,11 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, named, stored, variables
 from trainworthy.guard.source.calls import calls, is_call, methods, owner
-from trainworthy.guard.source.nodes import LOOPS, only, tail, words
+from trainworthy.guard.source.nodes import LOOPS, only, tail
 from trainworthy.guard.source.reading import Source
 
 DISCOUNT = {"gamma", "discount"}

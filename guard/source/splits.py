@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, stored
 from trainworthy.guard.source.calls import methods, owner
-from trainworthy.guard.source.nodes import inside, number, only, tail, variable, words
+from trainworthy.guard.source.nodes import inside, number, only, tail, variable
 from trainworthy.guard.source.reading import Source, names_in
 
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",

@@ -3,8 +3,9 @@
 import ast
 import re
 
+from trainworthy.core.base.names import words
 from trainworthy.guard.source.assignments import assigned
-from trainworthy.guard.source.nodes import Function, tail, words
+from trainworthy.guard.source.nodes import Function, tail
 
 REVERSED = (("in", "out"), ("input", "output"), ("inputs", "outputs"), ("src", "tgt"), ("source", "target"), ("height", "width"),
             ("rows", "cols"), ("real", "fake"), ("prev", "next"), ("start", "end"), ("low", "high"), ("first", "second"), ("left", "right"),

@@ -3,10 +3,11 @@
 import ast
 from collections.abc import Iterator
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, stored, variables
 from trainworthy.guard.source.calls import methods, owner, passed, trains
-from trainworthy.guard.source.nodes import LOOPS, blocks, inside, nested, only, tail, variable, words
+from trainworthy.guard.source.nodes import LOOPS, blocks, inside, nested, only, tail, variable
 from trainworthy.guard.source.reading import Source
 
 ACTIONS, REWARDS = {"action", "actions", "act", "acts"}, {"reward", "rewards", "rew", "rews"}

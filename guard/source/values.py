@@ -3,10 +3,11 @@
 import ast
 from collections.abc import Iterator
 
+from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import loaded, stored, variables
 from trainworthy.guard.source.calls import calls, is_call, methods, owner, trains
-from trainworthy.guard.source.nodes import FUNCTIONS, LOOPS, inside, nested, number, only, tail, variable, words
+from trainworthy.guard.source.nodes import FUNCTIONS, LOOPS, inside, nested, number, only, tail, variable
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.splits import read_names
 

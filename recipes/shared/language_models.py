@@ -346,13 +346,9 @@ def model_card(
 
 
 def named_base(known: Base) -> dict[str, str]:
-    """The base in the form of the hub's names: it refuses a card with another one (`My model`)."""
-    name = (
-        known.name
-        if known.known
-        else re.sub(r"[^A-Za-z0-9]*[^A-Za-z0-9._-]+[^A-Za-z0-9]*", "-", known.name).strip("-._")
-    )
-    return {"base_model": name} if name else {}
+    """The base in a card's header: by its name on the hub, which links to it there. A local folder's name would link to somebody else's
+    model, and stands in the card's title alone."""
+    return {"base_model": known.name} if known.known else {"called": known.name}
 
 
 # ------------------------------------------------------------------------------------------------------------- attention

@@ -129,14 +129,13 @@ def test_lm_evaluation_harness_gets_the_answers_that_predict_gives(run: Path):
         assert theirs[row["prompt"]].strip() == row["answer"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"), [("My model (v2)", "My-model-v2"), ("qwen-0.5b", "qwen-0.5b"), ("модель", None)]
-)
-def test_a_folder_s_name_is_one_that_the_hub_accepts(folder: str, name: str | None, tmp_path: Path):
-    """The hub refuses a card whose base_model has a space in it."""
+@pytest.mark.parametrize("folder", ["My model (v2)", "qwen-0.5b"])
+def test_a_local_folder_is_no_base_model_of_the_hub(folder: str, tmp_path: Path):
+    """`base_model` is a link: the hub refuses one with a space in it, and `qwen-0.5b` would be somebody else's."""
     (tmp_path / folder).mkdir()
     card = language_models.model_card(str(tmp_path / folder), 0, "chats.jsonl")
-    assert card.get("base_model") == name
+    assert "base_model" not in card
+    assert card["called"] == folder
     assert f"Base model: {folder}, a local folder" in card["facts"][0]
 
 
@@ -155,7 +154,9 @@ def test_the_card_is_the_hub_s_and_names_no_folder_of_this_machine(run: Path):
 
     for folder, library in ((run / "export", "peft"), (run / "export" / "merged", "transformers")):
         card = ModelCard.load(folder / "README.md")
-        assert (card.data.base_model, card.data.library_name) == ("qwen", library)
+        assert (card.data.base_model, card.data.library_name) == (None, library)
+        assert card.data.eval_results[0].dataset_name
+        assert card.text.lstrip().startswith("# qwen-")
         measured = {r.metric_type: r.metric_value for r in card.data.eval_results}
         assert measured["f1"] == pytest.approx(read(run / "summary.json")["metrics"]["f1"], abs=1e-5)
         assert {"perplexity", "f1", "chrf", "stops"} <= set(card.data.metrics)
@@ -365,11 +366,14 @@ def test_rows_that_cannot_be_asked_are_named_all_at_once(run: Path):
     ({"recipe": "llm/sft"}, ("RUN", "asked.jsonl"), ("has no export", "trainworthy resume")),
     ({"recipe": "vision/segment"}, ("RUN", "asked.jsonl"), ("has no export", "still running")),
     ({}, ("RUN", "asked.jsonl"), ("not a run folder",)),
+    (None, ("BARE", "asked.jsonl"), ("a model without its run", "BARE/README.md")),
     ({"recipe": "llm/sft"}, ("RUN", "missing.jsonl"), ("missing.jsonl: no such file",)),
     ({"recipe": "llm/sft"}, ("RUN",), ("a run folder and a file",)),
     ({"recipe": "llm/sft"}, ("RUN", "asked.jsonl", "--greedy"), ("unknown option --greedy",)),
-], ids=["no-run", "vision", "control", "no-export", "still-training", "no-args", "no-file", "no-argument", "option"])  # fmt: skip
+], ids=["no-run", "vision", "control", "no-export", "still-training", "no-args", "bare", "no-file", "no-argument", "option"])  # fmt: skip
 def test_what_cannot_be_asked(made: dict | None, argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, launch):
+    (tmp_path / "BARE").mkdir()
+    (tmp_path / "BARE" / "model.safetensors").touch()
     if made is not None:
         (tmp_path / "RUN").mkdir()
         (tmp_path / "RUN" / "args.json").write_text(json.dumps(made))

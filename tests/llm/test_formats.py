@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.validation_split import hold_out, is_held_out
-from trainworthy.recipes.llm.data import formats, pairs, preferences
+from trainworthy.recipes.llm.data import column_names, formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.rl.language.data import problems
 
@@ -334,3 +334,23 @@ def test_a_dialogue_as_text_is_read_as_its_turns(split: bool):
     ]
     assert (found["prompt"], found["chosen"], found["rejected"]) == ("Two?\n\nMore?", "A.", "B.")
     assert formats.is_conversation(row)
+
+
+def test_a_system_column_beside_another_system_turn_is_a_bad_row():
+    """The column was dropped without a word."""
+    turns = [
+        {"role": "system", "content": "Rhyme."},
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "Two."},
+    ]
+    assert formats.conversation({"system": "Rhyme.", "messages": turns})["messages"] == turns
+    with pytest.raises(formats.BadRow, match="two system turns"):
+        formats.conversation({"system": "Be brief.", "messages": turns})
+
+
+def test_no_setting_is_advised_that_changes_nothing():
+    assert column_names.mapped({"prompt": [], "answer": "x"}, "prompt (str) and answer (str)") == ""
+    assert (
+        column_names.mapped({"question": "?", "answer": "x"}, "prompt (str) and answer (str)")
+        == "--data.columns prompt=question"
+    )

@@ -1,5 +1,6 @@
 """rl/grpo through the real command, on a language model small enough for a test: the loss, rewards, the chain, bad input."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.checks.rehearsal import _gradient_fault
 from trainworthy.core.gates.recorder import Record
+from trainworthy.recipes.llm.data import formats
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.evaluation import held_out
@@ -517,6 +519,65 @@ def test_from_fine_tuning_to_rewards(net: Path, tuned: Path, tmp_path: Path, lau
     done = launch("run", "rl/grpo", *asked, "--gates.no-enabled", "--run.no-tensorboard", "--train.epochs", "1")
     assert done.returncode == 0, done.shown
     assert {"where it started", "untrained, the same prompts"} <= set(read(done.folder() / "summary.json")["baselines"])
+
+
+# ------------------------------------------------------------------------------------------------------------------ turns
+TURNS = [
+    {"role": "system", "content": "Add."},
+    {"role": "user", "content": "1 + 1 ="},
+    {"role": "assistant", "content": "2"},
+]
+
+
+def turned(n: int = 80) -> list[dict]:
+    """Questions as TRL's examples have them: every second one after other turns."""
+    asked = [({"role": "user", "content": r["prompt"]}, r["answer"]) for r in problems.sums()[0][:n]]
+    return [{"prompt": [*TURNS[: 3 * (i % 2)], turn], "answer": due} for i, (turn, due) in enumerate(asked)]
+
+
+def test_questions_may_be_turns(net: Path, tmp_path: Path, launch):
+    path = written(tmp_path / "own.jsonl", turned())
+    asked = (
+        "rl/grpo",
+        "--model",
+        str(net),
+        *SMALL,
+        "--data.path",
+        str(path),
+        "--data.style",
+        "chat",
+        "--data.shots",
+        "0",
+        "--data.val",
+        "0.2",
+    )
+    done = launch("check", *asked, "--only", "init,prompts,samples,objective,accuracy,questions")
+    assert done.returncode == 0, done.shown
+    done = launch("run", *asked, "--gates.no-enabled", "--run.no-tensorboard", "--train.epochs", "1")
+    assert done.returncode == 0, done.shown
+    (tmp_path / "asked.jsonl").write_text(json.dumps(turned(2)[1]))
+    done = trainworthy("predict", done.folder(), "asked.jsonl", cwd=tmp_path)
+    assert json.loads(done.stdout)["reference"] == turned(2)[1]["answer"], done.stderr
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda row: {"prompt": TURNS[1:]}, "its last turn is not the user's but the assistant's"),
+    (lambda row: {"prompt": TURNS[:1]}, "no question: its turns are system"),
+    (lambda row: {"tools": [{"type": "function"}]}, "it has tools"),
+])  # fmt: skip
+def test_turns_that_ask_nothing_are_bad_rows(change, words: str):
+    row = turned(2)[1]
+    with pytest.raises(formats.BadRow, match=words):
+        problems.checked(row | change(row))
+
+
+def test_turns_need_a_chat_template():
+    with pytest.raises(formats.BadRow, match="style chat"):
+        problems.checked(turned(2)[1], chat=False)
+    alone = turned(1)[0]
+    assert problems.checked(alone, chat=False)[0]["prompt"] == alone["prompt"][0]["content"]
+    with_column = {"system": "Add.", "prompt": "1 + 1 =", "answer": 2}
+    assert json.loads(problems.checked(with_column)[0]["prompt"])["messages"] == TURNS[:2]
 
 
 # ---------------------------------------------------------------------------------------------------------------- answers

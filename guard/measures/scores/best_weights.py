@@ -7,12 +7,12 @@ import inspect
 import re
 from typing import Any
 
+from trainworthy.core.base.names import more_is_better
 from trainworthy.guard.measures.records import own_frames, written
 from trainworthy.guard.measures.scores.printed_scores import Series, series
 
 BEST = re.compile(r"(?i)(?:^|_)best(?:_|$)|^best(?=[A-Z])")
 OTHER = re.compile(r"(?i)epoch|step|iter|idx|index|state|path|time|params|weights")
-LOWER = re.compile(r"(?i)loss|err|mse|mae|nll|ppl|perplexity|cost|dist|fid")
 MOST = 400  # evaluations
 ROUNDS = 3  # evaluations with another value of the score than the first
 CLOSE = 0.0051  # a score that was printed with two digits
@@ -79,7 +79,7 @@ def check(rows: list[dict], output: str) -> tuple[str, str]:
         fits, misfits = (all(abs(v - x) <= CLOSE for v, x in zip(best, way, strict=True)) for way in (good, bad))
         right |= {name} if fits else set()
         differ = sum(abs(a - b) > 4 * CLOSE for a, b in zip(good, bad, strict=True))
-        if differ < ROUNDS or (known.sign > 0 and LOWER.search(name)):
+        if differ < ROUNDS or (known.sign > 0 and more_is_better(name) is False):
             continue
         if fits:
             measured = measured or f"{name} is the best of {len(values)} values of '{known.name}'"

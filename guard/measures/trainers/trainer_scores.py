@@ -11,26 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.names import more_is_better
 from trainworthy.guard.measures.trainers.at_work import spread
 
 NAMES = ("accuracy", "f1", "exact_match", "precision", "recall")
 """Metrics of which more is better, where the trainer does not name one."""
-MORE = {*NAMES, "acc", "auc", "roc_auc", "auroc", "r2", "bleu", "sacrebleu", "rouge1", "rouge2", "rougel", "rougelsum", "map", "ndcg",
-        "mrr", "mcc", "matthews_correlation", "pearson", "pearsonr", "spearman", "spearmanr", "iou", "mean_iou", "miou", "dice", "kappa"}  # fmt: skip
-LESS = {"loss", "error", "err", "wer", "cer", "perplexity", "ppl", "mse", "rmse", "mae", "mape", "ter"}
 ENOUGH = 0.95
 """Least score of right answers to rows in which every class occurs."""
 SURE = 10.0
 ROWS, MOST = 64, 20_000_000  # rows that are answered; numbers that their outputs may have
-
-
-def more_is_better(name: str) -> bool | None:
-    """Return which way a metric is better by its name; None for other names. `f1_macro` and `eval_f1` are F1."""
-    words = name.lower().removeprefix("eval_")
-    for known, answer in ((LESS, False), (MORE, True)):
-        if words in known or any(words.startswith(f"{k}_") or words.endswith(f"_{k}") for k in known):
-            return answer
-    return None
 
 
 def selection(trainer: Any) -> tuple[str, str] | None:

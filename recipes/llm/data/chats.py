@@ -83,7 +83,7 @@ class Chat:
 
     def given(self, prompt: str) -> dict[str, Any]:
         """Return `messages`, and `tools` if there are any, of a prompt. A plain prompt is a user turn."""
-        if self.conversations and prompt.startswith("{"):
+        if self.conversations and conversations.is_prompt(prompt):
             return json.loads(prompt)
         return {"messages": [{"role": "user", "content": prompt}]}
 

@@ -71,8 +71,7 @@ def mapped(row: dict[str, Any], needed: str) -> str:
         return "llm/sft, which reads conversations"
     answers = [k for k in ("completion", "answer") if f"{k} (str)" in needed]
     for question, answer in OTHER_PAIRS if answers else ():
-        if question in row and answer in row:
-            return "--data.columns " + ",".join(
-                f"{a}={b}" for a, b in (("prompt", question), (answers[0], answer)) if a != b
-            )
+        others = [f"{a}={b}" for a, b in (("prompt", question), (answers[0], answer)) if a != b]
+        if question in row and answer in row and others:
+            return f"--data.columns {','.join(others)}"
     return ""

@@ -79,7 +79,12 @@ def rows(row: dict[str, Any], chat: Any) -> list[dict[str, str]]:
 
 def as_prompt(conversation: dict[str, Any]) -> str:
     """The turns before an answer as the text that `Chat.given` reads. Letters stay letters: rows are compared, counted and shown by it."""
-    return json.dumps(conversation, ensure_ascii=False)
+    return json.dumps({"messages": conversation["messages"]} | conversation, ensure_ascii=False)
+
+
+def is_prompt(text: str) -> bool:
+    """Return whether a prompt is one of `as_prompt`: a plain one may also begin with a brace."""
+    return text.startswith('{"messages": ')
 
 
 def answers(turns: list[dict[str, Any]]) -> list[int]:

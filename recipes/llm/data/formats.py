@@ -106,8 +106,13 @@ def turns(row: dict[str, Any]) -> Any:
     if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
         return found
     made = [_turn(t) for t in found]
-    first = [{"role": "system", "content": row["system"]}] if has_system(row) else []
-    return [*first, *made] if not made or made[0].get("role") != "system" else made
+    if not has_system(row):
+        return made
+    if not made or made[0].get("role") != "system":
+        return [{"role": "system", "content": row["system"]}, *made]
+    if made[0].get("content") != row["system"]:
+        raise BadRow("its column `system` and its first turn are two system turns", repr(row["system"][:60]))
+    return made
 
 
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
@@ -416,6 +421,8 @@ def _remedy(refused: list["Sorted"], first: dict[str, Any], needed: str) -> str:
     why = " ".join(kind for each in refused for kind in each.bad)
     if found := column_names.mapped(first, needed):
         return found
+    if "--data.style chat" in why:
+        return "--data.style chat"
     if "the chat template does not take" in why or "the chat template drops" in why:
         return "--chat-template FILE with one that takes these turns, or a model that has one; or convert the rows"
     named = "missing" in why or "no role" in why

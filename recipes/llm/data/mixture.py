@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from trainworthy.core.data import texts
+from trainworthy.recipes.llm.data import conversations
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -89,7 +90,7 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
 def opens(row: dict[str, str]) -> bool:
     """Return whether the `source` of a row is no more than its first question. `Hi` opens conversations that have nothing else in common,
     and what validation asks about is left out by its words."""
-    if not row["prompt"].startswith("{"):
+    if not conversations.is_prompt(row["prompt"]):
         return row["source"] == row["prompt"]
     turns = json.loads(row["prompt"]).get("messages", ())
     return row["source"] == next((turn.get("content") for turn in turns if turn.get("role") == "user"), None)
@@ -137,7 +138,7 @@ def repeated(rows: list[dict[str, str]], near: float) -> set[int]:
 
 def continues(row: dict[str, str], earlier: dict[str, str]) -> bool:
     """Return whether a row of a conversation goes on where an earlier one ended: each answer may be a row of its own."""
-    if not row["prompt"].startswith("{") or not earlier["prompt"].startswith("{"):
+    if not all(conversations.is_prompt(one["prompt"]) for one in (row, earlier)):
         return False
     both = [json.loads(one["prompt"]).get("messages", ()) for one in (row, earlier)]
     return len(both[1]) < len(both[0]) and both[0][: len(both[1])] == both[1]

@@ -116,7 +116,7 @@ def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
         found["prompt"] = conversations.as_prompt({k: found.pop(k) for k in ("messages", "tools") if k in found})
     for key in ("chosen", "rejected"):
         turn = {"role": "assistant", "content": found[key]}
-        if chat.form.fault or "<" in found[key] or "messages" in row or found["prompt"][:1] == "{":
+        if chat.form.fault or "<" in found[key] or "messages" in row or conversations.is_prompt(found["prompt"]):
             found[key] = chat.bare(chat.spoken(chat.turns(found["prompt"]), turn, found["prompt"])[1])
     if found["chosen"].strip() == found["rejected"].strip():
         raise formats.BadRow(

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
 import torch
-from trainworthy.recipes.llm.data import formats, pairs
+from trainworthy.recipes.llm.data import conversations, formats, pairs
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import functions, hub
 
@@ -40,8 +40,9 @@ class Source:
     """Where the questions come from."""
 
     path: str = "sums"
-    """`sums` (of two two-digit numbers), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns `prompt` and `answer`
-    (see `--reward`); a column `source`, if there is one, is what the split must not cut through. Reward functions get the others, too."""
+    """`sums` (of two two-digit numbers), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns `prompt` (a text, or turns
+    with `--data.style chat`) and `answer` (see `--reward`); a column `source`, if there is one, is what the split must not cut through.
+    Reward functions get the others, too."""
     val: str = ""
     """Validation questions: a file like `path`, or a share of the rows (`0.1`); empty: the data set's own split, else 0.05."""
     columns: str = ""
@@ -69,7 +70,8 @@ def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]
     if source.path == "sums":
         train, val, notes = *sums(), []
     else:
-        train, val, notes = pairs.read_file(source.path, checked, source, what="question with an answer", every_column=True,
+        one = partial(checked, chat=source.style == "chat")
+        train, val, notes = pairs.read_file(source.path, one, source, what="question with an answer", every_column=True,
                                            needed="prompt (str) and answer (str), or a number")  # fmt: skip
         names = dict.fromkeys(k for row in (*train, *val) for k in row[OTHERS])
         for row in (*train, *val):
@@ -77,12 +79,32 @@ def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]
     return train, *pairs.spaced(val, source.held_out), notes
 
 
-def checked(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row with both columns as text, and the others under `OTHERS`; the answer may also be a number."""
+def checked(row: dict[str, Any], chat: bool = True) -> list[dict[str, Any]]:
+    """Return a row with both columns as text, and the others under `OTHERS`; the answer may also be a number. Turns before the answer are
+    text as `Chat.given` reads it."""
     answer = row.get("answer")
     number = isinstance(answer, int | float) and not isinstance(answer, bool)
-    found = formats.texts(row | {"answer": str(answer)} if number else row, COLUMNS)
-    return [found | {OTHERS: {k: v for k, v in row.items() if k not in (*found, *TRAINERS)}}]
+    talk = formats.has_system(row) or any(isinstance(row.get(k), list) for k in ("prompt", "messages"))
+    asked = {"prompt": turns(row, chat)} if talk else {}
+    found = formats.texts(row | asked | ({"answer": str(answer)} if number else {}), COLUMNS)
+    return [found | {OTHERS: {k: v for k, v in row.items() if k not in (*found, *TRAINERS, "messages")}}]
+
+
+def turns(row: dict[str, Any], chat: bool) -> str:
+    """The turns of a row as a prompt: the text of a single question, else JSON. Raises `BadRow`."""
+    found = formats.question(row)
+    if wrong := conversations.unasked(found["messages"]):
+        raise formats.BadRow(wrong)
+    roles = [turn["role"] for turn in found["messages"]]
+    if found.get("tools"):
+        raise formats.BadRow("it has tools, which this recipe lets no answer call")
+    if roles[-1] != "user":
+        raise formats.BadRow(f"its last turn is not the user's but the {roles[-1]}'s")
+    if roles == ["user"]:
+        return found["messages"][0]["content"]
+    if not chat:
+        raise formats.BadRow("its prompt is a conversation, which --data.style chat reads", ", ".join(roles))
+    return conversations.as_prompt(found)
 
 
 def columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
@@ -300,7 +322,7 @@ class Asker:
     def __init__(self, tokenizer: Any, source: Source, solved: list[dict[str, str]]):
         self.tokenizer, self.source = tokenizer, source
         self.solved = [solved[i * len(solved) // source.shots] for i in range(source.shots)]
-        self.chat = pairs.Chat(tokenizer, source.system)
+        self.chat = pairs.Chat(tokenizer, source.system, conversations=True)
         self.ends = [tokenizer.eos_token_id]
         if source.style == "chat":
             self.ends = [*(i for i in self.chat.ends if i != self.chat.end), self.chat.end]
@@ -317,8 +339,20 @@ class Asker:
         """The prompt as TRL takes it: a text, or turns."""
         if self.source.style == "lines":
             return "".join(f"{r['prompt']} {r['answer']}\n" for r in self.solved) + prompt
-        answered = [{"prompt": r["prompt"], "completion": r["answer"]} for r in self.solved]
+        answered = [{"prompt": self.chat.last_text(r["prompt"]), "completion": r["answer"]} for r in self.solved]
         return self.chat.turns(prompt, self.chat.shots(answered, len(answered)) if answered else ())
+
+    def text(self, prompt: str) -> str:
+        """Return what is asked, without the turns before it."""
+        return self.chat.last_text(prompt)
+
+    def after(self, text: str, prompt: str) -> str:
+        """Return the prompt with `text` before what is asked."""
+        if not conversations.is_prompt(prompt):
+            return f"{text}\n{prompt}"
+        found = self.chat.given(prompt)
+        found["messages"][-1]["content"] = f"{text}\n{self.text(prompt)}"
+        return conversations.as_prompt(found)
 
     def ids(self, prompt: str) -> list[int]:
         """Return the tokens before the answer."""
@@ -343,6 +377,10 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: floa
     source = asker.source
     frame = len(asker.ids("")) + 1  # a token that the seam may split
     sizes = [frame + n for n in lengths(tuple(r["prompt"] for r in rows), asker.tokenizer)]
+    sizes = [
+        len(asker.ids(r["prompt"])) if conversations.is_prompt(r["prompt"]) else n
+        for r, n in zip(rows, sizes, strict=True)
+    ]
     most = min(source.max_prompt or pairs.enough(sizes, source.max_bad), context - new)
     long = [i for i, n in enumerate(sizes) if n > most]
     if not long:

@@ -64,7 +64,8 @@ def unit(s: Subject, context: GateContext) -> Unit:
         for row in rows[
             s.cfg.num_generations :
         ]:  # a longer prompt: padding on the wrong side then changes the shorter ones
-            row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
+            first = f"{s.asker.text(rows[0]['question'])} {rows[0]['answer']}"
+            row["prompt"] = s.asker.put(s.asker.after(first, row["question"]))
         seeds.seed_global(context.cfg.run.seed, "unit")
         with (
             in_mode(stage.model, training=True),
