@@ -354,3 +354,17 @@ def test_no_setting_is_advised_that_changes_nothing():
         column_names.mapped({"question": "?", "answer": "x"}, "prompt (str) and answer (str)")
         == "--data.columns prompt=question"
     )
+
+
+def test_answers_that_are_marked_as_bad_are_not_learnt():
+    """They were, with a note that nothing reads `label`."""
+    row = {"prompt": "One?", "completion": "No.", "label": True}
+    assert formats.conversation(row)["completion"] == "No."
+    with pytest.raises(formats.BadRow, match="not to give"):
+        formats.conversation(row | {"label": False})
+
+
+def test_plain_text_and_tokens_are_for_others():
+    needed = "prompt (str) and completion (str), messages"
+    assert "llm/pretrain" in column_names.mapped({"text": "A text."}, needed)
+    assert "tokenizes" in column_names.mapped({"input_ids": [1], "labels": [-100]}, needed)

@@ -53,6 +53,10 @@ def mapped(row: dict[str, Any], needed: str) -> str:
     for column in OTHER_TURNS:
         if isinstance(row.get(column), list) and "messages" in needed and "messages" not in row:
             return f"--data.columns messages={column}"
+    if row.keys() <= {"text", "id", "source", "meta"} and isinstance(row.get("text"), str) and "messages" in needed:
+        return "llm/pretrain, which reads plain text, or rows of prompt and completion"
+    if isinstance(row.get("input_ids"), list):
+        return "rows of text: the recipe tokenizes them, and puts the labels, itself"
     if {"instruction", "context", "response"} <= row.keys() and "output" in needed:
         return "--data.columns input=context,output=response"
     for better, worse in OTHER_SIDES if "chosen" in needed else ():

@@ -59,6 +59,8 @@ def place(rows: list[Any], i: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- conversations
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
     """A row of one of the known forms as `messages` (`tools`, `source`), or as `prompt`, `completion` and `source`, all text."""
+    if row.get("label") is False and "completion" in row:
+        raise BadRow("its answer is marked as one not to give (label is false, as in KTO's data)")
     extra = {k: row[k] for k in ("source",) if row.get(k)}
     if "messages" in row or "conversations" in row:
         return {"messages": turns(row), **tools(row), **extra}
