@@ -26,6 +26,9 @@ LOOKS = {"completion": "prompts with one completion (SFT)", "chosen": "preferenc
          "text": "plain text (pretraining)"}  # fmt: skip
 
 
+UNWANTED = "its answer is marked as one not to give"
+
+
 class BadRow(Exception):
     """A row that cannot be used: why, in words that other such rows share, and what was seen in it."""
 
@@ -60,7 +63,7 @@ def place(rows: list[Any], i: int) -> str:
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
     """A row of one of the known forms as `messages` (`tools`, `source`), or as `prompt`, `completion` and `source`, all text."""
     if row.get("label") is False and "completion" in row:
-        raise BadRow("its answer is marked as one not to give (label is false, as in KTO's data)")
+        raise BadRow(f"{UNWANTED} (label is false, as in KTO's data)")
     extra = {k: row[k] for k in ("source",) if row.get(k)}
     if "messages" in row or "conversations" in row:
         return {"messages": turns(row), **tools(row), **extra}
@@ -414,7 +417,8 @@ def sorted_out(files: Iterable[tuple[str, list[dict[str, Any]]]], one: Callable[
         f"{' and '.join(f.summary for f in refused)}: no {what}",
         got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()) or str(getattr(first, "fault", "no columns")),
         needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(faults),
-        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else _remedy(refused, first, needed),
+        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 or all(UNWANTED in k for k in faults)
+        else _remedy(refused, first, needed),
     )  # fmt: skip
 
 
