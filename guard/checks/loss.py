@@ -312,6 +312,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "target": place,
         "inputs": fit.get("inputs"),
         "fit": fit,
+        "unit": seen.fits.unit,
         "direct": seen.fits.direct / max(1, seen.fits.calls),
         "closed": bool(getattr(seen.control, "closed", "")),
         "average": lagging(seen),

@@ -26,6 +26,7 @@ DECIBELS = 0.4  # least difference of a PSNR
 LOW, FEW = 0.2, 0.005  # below LOW a score has to lose half, and at least FEW
 NOISE = 4.0  # deviations of the untrained score between its evaluations
 FITTED = 0.5  # correlation of an evaluation's outputs with their targets
+UNIT = 50.0  # ratio of targets to inputs of the same shape
 STEPS = 100  # optimiser steps before a run that was cut short says anything
 READINGS = 3
 PERPLEXITY = re.compile(r"\b(?:ppl|perplexity)\b")
@@ -301,7 +302,12 @@ def decides(row: Row, trained: dict, held: dict) -> bool:
 
 
 def _misread(facts: dict[str, Any]) -> str:
-    """Return the cause if outputs and targets of the watched run's last evaluation fit: then the score is wrong, not the model."""
+    """Return the cause if targets have another unit than the inputs that they are shaped like, or if outputs and targets of the watched run's
+    last evaluation fit: then the score is wrong, not the model."""
+    unit = facts.get("unit", 1.0)
+    if unit > UNIT or 0 < unit < 1 / UNIT:
+        return (f"the targets of training are {unit:.3g} times as large as the inputs, which have their shape: another unit (0 to 255 for 0 to 1), "
+                "in which the score does not expect the outputs")  # fmt: skip
     fitted = facts.get("eval_correlation") or []
     if not fitted or fitted[-1][0] < FITTED:
         return ""

@@ -41,6 +41,7 @@ class Fits:
         self.homes: set[int] = set()  # memory of the last outputs of a model
         self.direct = 0  # predictions that are such an output itself
         self.shared = 0  # predictions that were compared with two entries of a batch
+        self.unit = 1.0  # largest target, in units of the largest value of an input of its shape
         self.root: tuple | None = None  # a model's call whose output is compared with an entry of the batch
 
     def batch(self, batch: Any) -> None:
@@ -68,6 +69,10 @@ class Fits:
         self.calls += 1
         self.direct += home_of(prediction) in self.homes
         given = [x for x in tensors(root[1:]) if x.dim()]
+        alike_shape = next((x for x in given if x.shape == target.shape and x.is_floating_point()), None)
+        if self.calls == 1 and alike_shape is not None:
+            largest = float(alike_shape.detach().abs().max())
+            self.unit = float(target.detach().abs().max()) / largest if largest > 0 else 1.0
         place = self._place(target.detach(), given) if target.numel() <= SEARCHED else None
         if place is None:
             return
