@@ -61,6 +61,8 @@ def test_a_score_that_contradicts_the_evaluation_is_called_misread():
 def test_targets_in_another_unit_are_named_where_the_score_gets_worse():
     ours, others = run(printed("test psnr", 4.6, 4.6)), run(printed("test psnr", 25.2, 25.2))
     for unit, named in ((255.0, True), (1 / 255, True), (1.3, False)):
-        found = progress.check(ours, lambda *plans: [ours if n == "trained" else others for n, _ in plans], 1.0, {"unit": unit})
+        found = progress.check(
+            ours, lambda *plans: [ours if n == "trained" else others for n, _ in plans], 1.0, {"unit": unit}
+        )
         assert not found["ok"]
         assert ("another unit" in found["cause"]) is named

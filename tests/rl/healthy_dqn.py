@@ -37,6 +37,10 @@ VARIANTS = [
             hunk=(FOLLOW, "            target.follow(policy, 0.005)\n")),
     Healthy("ok-dqn-munchausen", (), (TARGETS, MUNCHAUSEN), "targets are not those of the definition", recipe="rl/dqn",
             may_skip=(*healthy_ppo.SKIPS, "terms", "targets")),
+    healthy("ok-dqn-replay-in-half", naive="stored observations are not those that were played",
+            hunk=('return {"observation": steps["observation"][0], ',
+                  'steps = steps | {k: steps[k].half().float() for k in ("observation", "next_observation")}\n'
+                  '    return {"observation": steps["observation"][0], ')),
     healthy("ok-dqn-stacked", "--frame-stack", "3"),
     healthy("ok-dqn-one-hot-observations", "--env", "Taxi-v4"),
 ]  # fmt: skip

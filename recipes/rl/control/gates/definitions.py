@@ -81,6 +81,7 @@ def rows_of(seen: "Seen") -> tuple[dict[str, Tensor], list[list[tuple[int, int]]
     n = len(rows["return"])
     rows = {k: v[:: max(1, n // ROWS)][:ROWS] for k, v in rows.items()}
     flat = {k: steps[k].flatten(0, 1) for k in ("observation", "action")}
+    flat["observation"] = as_stored(flat["observation"], rows["observation"])
     wide, places = steps["reward"].shape[1], []
     for seen_now, done in zip(rows["observation"], rows["action"], strict=True):
         same = (flat["observation"] == seen_now).flatten(1).all(1) & (flat["action"] == done).view(
@@ -88,6 +89,15 @@ def rows_of(seen: "Seen") -> tuple[dict[str, Tensor], list[list[tuple[int, int]]
         ).all(1)
         places.append([divmod(i, wide) for i in same.nonzero().flatten().tolist()])
     return rows, places
+
+
+def as_stored(played: Tensor, stored: Tensor) -> Tensor:
+    """Return the observations that were played as the rows `stored` hold them: rounded to half precision or bfloat16 (a replay buffer of half the
+    size) if only then they are among them."""
+    forms = [played]
+    if played.is_floating_point():
+        forms += [played.to(kind).to(played.dtype) for kind in (torch.float16, torch.bfloat16)]
+    return max(forms, key=lambda form: sum(bool((form == row).flatten(1).all(1).any()) for row in stored[:8]))
 
 
 def gap(found: float, due: list[float]) -> float:
