@@ -6,7 +6,7 @@ mistakes would give, so that a failure can name the mistake. `gate_of` makes the
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import Stage, batch_size
 
+WEIGHT = 1e-2  # relative: a weight is a setting's
 SAMPLES = 8  # compared one by one
 TITLE = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 UNKNOWN = "no known mistake fits: compare the term with its formula line by line"
@@ -42,6 +43,10 @@ class Statement:
     own: Callable[[], str] | None = None
     """Check for an objective of the recipe's own, called if no form fits: returns what is wrong, or an empty string. Without it, an
     unknown form fails."""
+    setting: str = ""
+    """The setting that is the term's weight. `doubled` says what the loss makes of it."""
+    doubled: Callable[[], float] | None = None
+    """() -> how many times as large the term is with twice the setting."""
 
 
 Statements = dict[str, Statement]
@@ -165,7 +170,7 @@ def summed(s: Statement) -> Statement:
     def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
         return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
 
-    return Statement(rows(s.right), rows(s.wrong), s.optional, s.own)
+    return replace(s, right=rows(s.right), wrong=rows(s.wrong))
 
 
 def term_of(terms: dict[str, Tensor], name: str, stated: Collection[str]) -> Tensor:
@@ -229,11 +234,25 @@ def compare(
         theirs = _gradient(factor * s.right[name].sum(), weights)
         size, error = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
         if error <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
+            if weight := _weighed(s, factor):
+                return f"{term}: {factor:.3g} times {name}; {weight}", "", f"{term}: {weight}", ""
             times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
             return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
         far.append((error / max(size, 1e-12), theirs))
     fault = f"{term}: the value equals the formula's, but the gradient differs by {far[0][0]:.2g} of its length"
     return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
+
+
+def _weighed(s: Statement, factor: float) -> str:
+    """Return what is wrong with the weight of a term that is `factor` times its formula; "" for a weight of the fork's own, which the setting
+    does not change, and for half or twice the setting's: a squared error has its 0.5 or not."""
+    if s.doubled is None or abs((ratio := s.doubled()) - 1) <= WEIGHT:
+        return ""
+    if abs(ratio / 2 - 1) > WEIGHT:
+        return f"with twice the setting {s.setting} the term is {ratio:.3g} times as large: it is applied more than once, or divides"
+    if min(abs(factor / usual - 1) for usual in (0.5, 1, 2)) <= WEIGHT:
+        return ""
+    return f"its weight follows the setting {s.setting}, and is {factor:.3g} times what that says"
 
 
 def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:

@@ -55,8 +55,9 @@ def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
              "only the clipped error is used": weight * clipped,
              "the value is clipped around the new value instead of the rollout's":
                  weight * torch.max(plain, (own - back).square())},
+            setting="vf_coef",
         ),
-        "entropy": Statement({"the entropy": -bonus}, optional=not cfg.ent_coef),
+        "entropy": Statement({"the entropy": -bonus}, optional=not cfg.ent_coef, setting="ent_coef"),
     }  # fmt: skip
 
 
