@@ -7,6 +7,7 @@ mistakes would give, so that a failure can name the mistake. `gate_of` makes the
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -44,9 +45,7 @@ class Statement:
     """Check for an objective of the recipe's own, called if no form fits: returns what is wrong, or an empty string. Without it, an
     unknown form fails."""
     setting: str = ""
-    """The setting that is the term's weight. `doubled` says what the loss makes of it."""
-    doubled: Callable[[], float] | None = None
-    """() -> how many times as large the term is with twice the setting."""
+    """The setting that is the term's weight."""
 
 
 Statements = dict[str, Statement]
@@ -106,7 +105,8 @@ def compared(
     got, whole = each_alone(run, stage, batch, training=training)
     with run.autocast(), in_mode(stage.model, training=False):
         due = {k: summed(s) for k, s in state().items()}
-    return of_terms(run, stage.model, got, whole, due, lambda term: _places(run, stage, batch, term, state))
+    again = lambda: stage.loss(stage.model, batch)  # noqa: E731
+    return of_terms(run, stage.model, got, whole, due, lambda term: _places(run, stage, batch, term, state), again)
 
 
 def each_alone(run: Any, stage: Stage, batch: dict, *, training: bool = False) -> tuple[dict, dict]:
@@ -120,9 +120,11 @@ def each_alone(run: Any, stage: Stage, batch: dict, *, training: bool = False) -
 
 
 def of_terms(
-    run: Any, model: nn.Module, got: dict, whole: dict, due: Statements, places: Callable[[str], str] = lambda _: ""
-) -> Comparison:
-    """Compare each term. `places`: says where the output is weighed otherwise than by the formula, if no known mistake fits."""
+    run: Any, model: nn.Module, got: dict, whole: dict, due: Statements, places: Callable[[str], str] = lambda _: "",
+    again: Callable[[], dict] | None = None,
+) -> Comparison:  # fmt: skip
+    """Compare each term. `places`: says where the output is weighed otherwise than by the formula, if no known mistake fits. `again`: the
+    loss of the batch, to see what it makes of a setting."""
     got, whole, due, own = paired(got, whole, due)
     out = Comparison(len(next(iter(got.values()))), own=own)
     for term, statement in due.items():
@@ -130,6 +132,11 @@ def of_terms(
             fault, remark, cause, out.forms[term] = compare(
                 term, statement, got[term], whole[term], model, limit(run, 1e-4)
             )
+        if again and statement.setting and out.forms[term]:
+            factor = _gap(got[term], statement.right[out.forms[term]].detach())[1]
+            doubled = _doubled(run, statement.setting, again, term)
+            if doubled and (weight := _weighed(statement.setting, doubled, factor)):
+                fault = cause = f"{term}: {weight}"
         if fault and cause == f"{term}: {UNKNOWN}" and (found := places(term)):
             cause = f"{term}: {found}"
         out.wrong += [fault] * bool(fault)
@@ -234,8 +241,6 @@ def compare(
         theirs = _gradient(factor * s.right[name].sum(), weights)
         size, error = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
         if error <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
-            if weight := _weighed(s, factor):
-                return f"{term}: {factor:.3g} times {name}; {weight}", "", f"{term}: {weight}", ""
             times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
             return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
         far.append((error / max(size, 1e-12), theirs))
@@ -243,16 +248,30 @@ def compare(
     return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
 
 
-def _weighed(s: Statement, factor: float) -> str:
+def _doubled(run: Any, setting: str, loss: Callable[[], dict], term: str) -> float:
+    """Return how many times as large a term of the loss is with twice the setting; 0 if the loss has no such term."""
+    group, _, name = setting.rpartition(".")
+    cfg = attrgetter(group)(run.cfg) if group else run.cfg
+    own = getattr(cfg, name)
+    with torch.no_grad(), run.autocast():
+        before = loss().get(term)
+        setattr(cfg, name, 2 * own)
+        try:
+            return (loss()[term] / before).item() if before is not None and before else 0.0
+        finally:
+            setattr(cfg, name, own)
+
+
+def _weighed(setting: str, doubled: float, factor: float) -> str:
     """Return what is wrong with the weight of a term that is `factor` times its formula; "" for a weight of the fork's own, which the setting
     does not change, and for half or twice the setting's: a squared error has its 0.5 or not."""
-    if s.doubled is None or abs((ratio := s.doubled()) - 1) <= WEIGHT:
+    if abs(doubled - 1) <= WEIGHT:
         return ""
-    if abs(ratio / 2 - 1) > WEIGHT:
-        return f"with twice the setting {s.setting} the term is {ratio:.3g} times as large: it is applied more than once, or divides"
+    if abs(doubled / 2 - 1) > WEIGHT:
+        return f"with twice the setting {setting} the term is {doubled:.3g} times as large: it is applied more than once, or divides"
     if min(abs(factor / usual - 1) for usual in (0.5, 1, 2)) <= WEIGHT:
         return ""
-    return f"its weight follows the setting {s.setting}, and is {factor:.3g} times what that says"
+    return f"its weight follows the setting {setting}, and is {factor:.3g} times what that says"
 
 
 def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:

@@ -231,12 +231,12 @@ def reconstruction(context: GateContext, stage: Stage, batch: dict) -> formula.S
     kl = (mean**2 + spread.exp() - 1 - spread).flatten(1) / 2
     return {
         "mse": formula.Statement({"mean squared error": gap.pow(2).mean(1)}, {"a sum over the pixels": gap.pow(2).sum(1)}),
-        "l1": formula.Statement({"mean absolute error": cfg.l1 * gap.abs().mean(1)}, optional=not cfg.l1),
+        "l1": formula.Statement({"mean absolute error": cfg.l1 * gap.abs().mean(1)}, optional=not cfg.l1, setting="vae.l1"),
         "kl": formula.Statement(
             {"divergence per latent entry": cfg.kl * kl.mean(1)},
             {"a sum over the latent's entries": cfg.kl * kl.sum(1),
              "the sign of the logarithm of the variance": cfg.kl * (mean**2 + spread.exp() - 1 + spread).flatten(1).mean(1) / 2},
-            optional=not cfg.kl,
+            optional=not cfg.kl, setting="vae.kl",
         ),
     }  # fmt: skip
 

@@ -30,14 +30,14 @@ def features(context: GateContext, stage: Stage, batch: dict) -> Statements:
              "a sum over the features, not a mean": cfg.mse * recording(gap) * theirs.shape[-1],
              "a mean over the frames of a recording": cfg.mse * recording(gap) / heard.sum(1).clamp_min(1)},
             optional=not cfg.mse,
-            own=lambda: _draws(stage, batch, heard > 0, "mse"),
+            own=lambda: _draws(stage, batch, heard > 0, "mse"), setting="mse",
         ),
         "cosine": Statement(
             {"one minus the cosine": cfg.cosine * recording(1 - angle)},
             {"the cosine itself: features turn away from the teacher's": cfg.cosine * recording(angle),
              "frames after the recording's end count": cfg.cosine * (1 - angle).sum(1)},
             optional=not cfg.cosine,
-            own=lambda: _draws(stage, batch, heard > 0, "cosine"),
+            own=lambda: _draws(stage, batch, heard > 0, "cosine"), setting="cosine",
         ),
     }  # fmt: skip
 

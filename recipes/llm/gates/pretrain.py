@@ -76,7 +76,7 @@ def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statement
     if weight := getattr(context.cfg, "z_loss", 0.0):
         changed = _changed_logits(stage, batch, out.logits[:, :-1])
         wrong = {} if changed is None else {OUTSIDE: weight * row(changed.logsumexp(-1).square())}
-        terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, wrong, optional=True)
+        terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, wrong, optional=True, setting="z_loss")
     return terms
 
 

@@ -152,7 +152,7 @@ def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
          "logits instead of probabilities": dice(logits),
          "void pixels count as predicted": dice(p, void=True),
          "classes that do not occur in a window count": dice(p, absent=True)},
-        own=lambda: _pulls_pixels(stage, batch, "dice"),
+        own=lambda: _pulls_pixels(stage, batch, "dice"), setting="dice",
     )  # fmt: skip
     return statements
 

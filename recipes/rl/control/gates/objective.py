@@ -6,7 +6,6 @@ They require what recipes/rl/control/gates/agents.py requires, and a `Subject` w
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -97,22 +96,7 @@ def _compared(context: GateContext, formula: Callable) -> tuple[stated_by.Compar
         due = _stated(formula, context.cfg, model, batch, got)
     for term, own in _own(context.cfg, lambda one: stage.loss(model, one), model, batch, due).items():
         due[term].own = own
-    for term, statement in due.items():
-        if statement.setting and term in whole and whole[term].any():
-            statement.doubled = partial(_doubled, context.cfg, statement.setting, lambda: stage.loss(model, batch), term, run)
-    return stated_by.of_terms(run, model, got, whole, due), batch
-
-
-def _doubled(cfg: Any, setting: str, loss: Callable[[], dict[str, Tensor]], term: str, run: Any) -> float:
-    """Return how many times as large a term of the loss is with twice the setting."""
-    own = getattr(cfg, setting)
-    with torch.no_grad(), run.autocast():
-        before = loss()[term].item()
-        setattr(cfg, setting, 2 * own)
-        try:
-            return loss()[term].item() / before
-        finally:
-            setattr(cfg, setting, own)
+    return stated_by.of_terms(run, model, got, whole, due, again=lambda: stage.loss(model, batch)), batch
 
 
 def _own(cfg: Any, loss: Callable, model: nn.Module, batch: dict, due: formulas.Statements) -> dict[str, Callable]:
