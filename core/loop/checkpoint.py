@@ -8,6 +8,7 @@ changes again (`Segment`) is written once. Later checkpoints hold hard links to 
 file disappears with its last link.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -185,10 +186,8 @@ class Checkpoints:
 
     def failed(self, error: Exception) -> Stop:
         """Return the end of a run that could not write a checkpoint."""
-        number = getattr(error, "errno", None)
-        full = number in DISK_FULL or "No space left" in str(error) or shutil.disk_usage(self.folder).free < 2**20
         return Stop(
-            f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
+            f"cannot write a checkpoint to {self.folder}: {'the disk is full' if is_full(error, self.folder) else error}\n"
             f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
             f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
         )
@@ -268,8 +267,11 @@ class Checkpoints:
             (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
             for path in (*temporary.iterdir(), temporary):
                 _fsync(path)
-        except BaseException:
+        except BaseException as error:
+            full = is_full(error, temporary)  # looked at before the removal makes room
             shutil.rmtree(temporary, ignore_errors=True)
+            if full and not getattr(error, "errno", None):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
             raise
         final, trash = self.folder / name, self.folder / f".trash-{name}"
         # A resumed run repeats this step; the old folder stays complete until the new one has its name
@@ -317,6 +319,15 @@ def _link(file: Path, to: Path) -> None:
         os.link(file, to)
     except OSError:
         shutil.copyfile(file, to)
+
+
+def is_full(error: BaseException, folder: Path) -> bool:
+    """Return whether `error`, raised while a file was written into `folder`, comes from a full disk. torch's writer says only that a
+    position is unexpected, so the free space counts too; call this before anything is removed."""
+    text = str(error)
+    if getattr(error, "errno", None) in DISK_FULL or "No space left" in text or "Errno 28" in text:
+        return True
+    return not isinstance(error, KeyboardInterrupt | SystemExit) and shutil.disk_usage(folder).free < 2**20
 
 
 def entry(path: Path) -> dict[str, Any]:

@@ -294,7 +294,8 @@ def _staged(shards: dict[str, Tensor], world: int) -> dict[str, Tensor]:
 
 
 def _write(folder: Path, shards: dict[str, Tensor], group: Any, rank: int) -> tuple[str, dict[str, dict]]:
-    """Write this process's part; return (what went wrong or "", the manifest's entries). torch raises it on every rank."""
+    """Write this process's part; return (what went wrong or "", the manifest's entries). torch raises it on every rank, as a
+    CheckpointException, which is no Exception."""
     import torch.distributed.checkpoint as dcp
 
     try:
@@ -303,9 +304,12 @@ def _write(folder: Path, shards: dict[str, Tensor], group: Any, rank: int) -> tu
             writer = dcp.FileSystemWriter(folder, single_file_per_rank=True)
             dcp.save(shards, storage_writer=writer, process_group=group)
         return "", {p.name: checkpoint.entry(p) for p in folder.glob(f"__{rank}_*.distcp")}
-    except Exception as error:  # torch wraps the errors of all ranks in one
-        text = re.sub(r"\s+", " ", str(error))
-        return ("No space left on device" if "No space left" in text or "Errno 28" in text else text)[-300:], {}
+    except (Exception, dcp.api.CheckpointException) as error:
+        return "No space left on device" if checkpoint.is_full(error, folder) else _one_line(error), {}
+
+
+def _one_line(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", str(error))[-300:]
 
 
 def is_in(folder: Path) -> bool:
@@ -340,7 +344,10 @@ def load(folder: Path, stage: Stage) -> tuple[dict[str, Tensor], dict[str, Any]]
             targets[name] = torch.empty(meta.size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that there is a single process
-        dcp.load(targets, storage_reader=dcp.FileSystemReader(folder))
+        try:
+            dcp.load(targets, storage_reader=dcp.FileSystemReader(folder))
+        except dcp.api.CheckpointException as error:  # no Exception: nothing above would catch it
+            raise RuntimeError(f"cannot read the checkpoint {folder}: {_one_line(error)}") from None
 
     def fill(_: str, leaf: Any) -> Any:
         is_placeholder = isinstance(leaf, str) and leaf.startswith(PLACEHOLDER)

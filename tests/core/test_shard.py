@@ -2,10 +2,15 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from trainworthy.core.loop import shard as sharding
 
 from tests.helpers import namespaces
 from tests.helpers.commands import BIN, assert_refused, execute, holds, run_folder, trainworthy
@@ -312,6 +317,27 @@ def test_a_full_disk_ends_all_processes_with_the_cause(fork, tmp_path: Path):
     assert done.returncode not in (0, 124), done.stdout
     holds(done.stderr + done.stdout, "the disk is full", "free some space")
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("free", [2**10, 2**40])
+def test_errors_of_torch_while_shards_are_written_or_read(free: int, tmp_path: Path, monkeypatch):
+    """CheckpointException is a BaseException. On a full disk its text may say only that a position is unexpected."""
+    (tmp_path / "state.pt").write_bytes(b"")
+
+    def fail(*_, **__):
+        raise dcp.api.CheckpointException("both", {0: (RuntimeError("unexpected pos 704 vs 598"), None)})
+
+    monkeypatch.setattr(dcp, "save", fail)
+    monkeypatch.setattr(dcp, "load", fail)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: {})
+    monkeypatch.setattr(dcp.FileSystemReader, "read_metadata", lambda _: SimpleNamespace(state_dict_metadata={}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    problem, entries = sharding._write(tmp_path, {}, None, 0)
+    assert not entries
+    assert ("No space left" if free < 2**20 else "unexpected pos") in problem
+    empty = SimpleNamespace(model=torch.nn.Linear(1, 1), state={}, optimizers={})
+    with pytest.raises(RuntimeError, match=r"cannot read the checkpoint .*unexpected pos"):
+        sharding.load(tmp_path, empty)
 
 
 # ---------------------------------------------------------------------------------------------------------- refused
