@@ -28,7 +28,7 @@ def refuse(kinds: list[str], precision: str, where: str) -> None:
         if kind in ENGINES:
             raise UserError(
                 f"{ENGINES[kind]} is not supported", got=where,
-                needed="data parallel: each process holds the whole model (distributed_type MULTI_GPU, MULTI_CPU or NO)",
+                needed="data parallel: each process holds the whole model (distributed_type MULTI_GPU or NO)",
                 cause="it would train wrongly, or silently as something else: gates, checkpoints and the exact division of the "
                       "loss are not verified for sharded models",
                 next="trainworthy run RECIPE -n PROCESSES, with --shard full if the recipe can be sharded (FSDP2); what does not fit "

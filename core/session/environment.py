@@ -88,6 +88,12 @@ def assert_processes(got: int) -> None:
     """
     needed = os.environ.get("TRAINWORTHY_PROCESSES") or _processes_of_accelerate()
     if needed and int(needed) != got:
+        if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:  # torchrun's number of machines
+            raise UserError(
+                "the machines were not started with the same number of processes", got=f"{got} process(es) on all machines",
+                needed=f"{needed} by the command of this machine", cause="another -n on another machine",
+                next="the same -n, for the processes of each machine, on every machine",
+            )  # fmt: skip
         raise UserError(
             "the launcher did not start as many processes as requested", got=f"{got} process(es)", needed=needed,
             cause="accelerate's --cpu and MULTI_CPU run one process; --multi_gpu on CPU needs ACCELERATE_USE_CPU=true",

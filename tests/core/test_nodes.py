@@ -12,7 +12,7 @@ import yaml
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe import loading
-from trainworthy.core.session import nodes
+from trainworthy.core.session import environment, nodes
 
 from tests.conftest import ROOT
 from tests.helpers import namespaces
@@ -75,6 +75,15 @@ def test_an_unknown_machine_is_refused(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------- two machines
+def test_machines_with_unequal_numbers_of_processes_are_refused_with_that_cause(monkeypatch):
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setenv("TRAINWORTHY_PROCESSES", "4")
+    environment.assert_processes(4)
+    with pytest.raises(UserError, match="not started with the same number of processes") as refused:
+        environment.assert_processes(3)
+    assert "another -n on another machine" in str(refused.value)
+
+
 def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
     """The same command on two machines that meet by `--nodes`: (exit code, output) of each. Python files in `cwd` are on both."""
 
