@@ -324,6 +324,7 @@ def launch(argv: list[str]) -> None:
         words += ["--num_processes", n] if n else []
         if file is None or setup.machines == 1:
             words += ["--main_process_port", "0"]  # any free port; several machines must share one
+    processes.assert_memory(here if machines.wanted else int(n or 1) // (setup.machines if file else 1))
     env["TRAINWORTHY_PROCESSES"] = n or ""
     sys.exit(processes.supervise([sys.executable, *launcher, *words, *command[1:]], env))
 

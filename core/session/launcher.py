@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainworthy.core.base.errors import SIGNALS
+from trainworthy.core.base.errors import SIGNALS, UserError
 from trainworthy.core.base.files import read_json
 from trainworthy.core.session import nodes
 
@@ -23,6 +23,19 @@ def set_devices(env: dict[str, str], processes: int) -> None:
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores().allowed // processes)))
 
 
+def assert_memory(processes: int) -> None:
+    """Raise UserError if this machine has no room for as many processes, whatever they train: they would start, and take all of it."""
+    from trainworthy.core.base.machine import cores, free_memory
+
+    if processes * LEAST > (free := free_memory()):
+        raise UserError(
+            f"{processes} processes do not fit on this machine", got=f"{free / 2**30:.1f} GiB of free memory",
+            needed=f"about {processes * LEAST / 2**30:.0f} GiB for Python and torch alone",
+            next=f"-n {max(1, min(cores().allowed, free // LEAST))}",
+        )  # fmt: skip
+
+
+LEAST = 300 * 2**20  # bytes of a process that has imported torch and a recipe
 GRACE = 45.0  # seconds that the other processes get after the first one failed
 
 
@@ -31,6 +44,8 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
     replace by 1."""
     import psutil
 
+    mine = psutil.Process()
+    env = env | {"TRAINWORTHY_LAUNCHER": f"{mine.pid} {mine.create_time()}"}
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "exit-code"
         # In its own session, Ctrl-C does not reach the launcher, which would kill the ranks. We forward it to them once.

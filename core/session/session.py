@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from accelerate import Accelerator
 from trainworthy.core import gates, report
-from trainworthy.core.base import config, interrupts, masking, network, settings_check
+from trainworthy.core.base import config, interrupts, locks, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Signalled, Stop, UserError
 from trainworthy.core.base.files import stamp, write_whole
@@ -194,13 +194,19 @@ def together(accelerator: Accelerator, problem: Stop | None) -> None:
         raise problem
 
 
+def in_use(folder: Path) -> UserError:
+    pid = locks.holder(folder / ".lock")
+    return UserError(
+        f"{folder} is in use by another process", got=f"process {pid}" if pid else "", needed="one process at a time",
+        cause="it was resumed twice, or is still running", next=f"kill {pid}, which saves and ends it, then again" if pid else "",
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
 def session_lock(session: Session) -> Iterator[None]:
     """Lock the run folder for one group of processes; refuse a second one."""
     with held(session.folder / ".lock", wait=False) if session.main else contextlib.nullcontext(True) as got:
-        problem = None if got else UserError(
-            f"{session.folder} is in use by another process", needed="one process at a time",
-            cause="it was resumed twice, or is still running")  # fmt: skip
+        problem = None if got else in_use(session.folder)
         together(session.accelerator, problem)
         yield
 

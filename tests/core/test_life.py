@@ -269,6 +269,7 @@ def test_a_run_in_use_is_not_resumed_twice(tmp_path: Path):
         if line.startswith("train "):
             break
     second = trainworthy("resume", run_folder(tmp_path), cwd=tmp_path)
+    assert f"kill {child.pid}, which saves and ends it" in second.stderr
     child.kill()
     child.communicate()
     assert second.returncode == 2

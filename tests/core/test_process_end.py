@@ -10,8 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from trainworthy.core.base import machine
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop import checkpoint_survey
-from trainworthy.core.session import process_end
+from trainworthy.core.session import launcher, process_end
 
 from tests.helpers.commands import QUICK, assert_same_run, holds, run_folder, start, started, stop, wait_until
 from tests.vision.planted_classify import LOOP
@@ -218,6 +220,26 @@ def test_one_rank_that_is_frozen_ends_the_run_within_a_minute(number: str, tmp_p
     assert "Traceback" not in said, said
     assert gone(tmp_path)
     resumable(run_folder(tmp_path))
+
+
+@pytest.mark.slow
+def test_ranks_end_saved_when_what_started_them_is_killed(tmp_path: Path):
+    """They trained on, unseen, and held the run folder."""
+    child = started("run", "vision/classify", "-n", 2, *LONG, cwd=tmp_path)
+    ranks = [p for p in psutil.Process(child.pid).children(recursive=True) if p.environ().get("RANK")]
+    child.kill()
+    child.communicate(timeout=60)
+    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert gone(tmp_path)
+    resumable(run_folder(tmp_path))
+
+
+def test_more_processes_than_fit_are_not_started(monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
+    launcher.assert_memory(2)
+    with pytest.raises(UserError, match="100 processes do not fit") as refused:
+        launcher.assert_memory(100)
+    assert "-n " in str(refused.value)
 
 
 def test_a_rank_that_is_lost_after_the_end_leaves_nothing_to_resume(tmp_path: Path, monkeypatch):
