@@ -1,6 +1,6 @@
 """Healthy variants of vision/classify that look like bugs in rates, clipping or loss terms."""
 
-from tests.core.planted_rates import rate, scaled, two_terms
+from tests.core.planted_rates import MATH, rate, scaled, two_terms
 from tests.helpers.plant import Healthy
 from tests.vision.planted_classify import CLIP, LOOP, STAGES, UPDATE
 
@@ -18,6 +18,8 @@ VARIANTS = [
             naive="a term that does nothing"),
     Healthy("declared-schedule",
             hunk=(LOOP, "    stage.expect.schedule = 'constant by hand'\n" + rate("1.0")), naive="not the schedule's rates"),
+    Healthy("own-cosine-to-a-tenth", hunk=(LOOP, rate("0.55 + 0.45 * math.cos(math.pi * step.index / total)", MATH)),
+            naive="not the schedule's rates"),
     Healthy("scheduler-beside-core's",
             hunk=(LOOP, '    idle = torch.optim.lr_scheduler.ConstantLR(stage.optimizers["main"], factor=1.0)\n'
                   "    for step in run.steps(stage):\n" + UPDATE + "        idle.step()\n"), naive="a second scheduler ticks"),

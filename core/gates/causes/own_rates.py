@@ -7,6 +7,11 @@ from itertools import pairwise
 import torch
 
 NEAR = 0.9  # fraction of the peak at the first step, from which on a rate has no warm-up
+FEWEST, END, ALIKE = (
+    10,
+    0.5,
+    0.1,
+)  # steps that show a schedule; its last rate at most; difference of two rates at one share of the run
 LONGER = 5.0  # largest ratio of the steps in Adam's first mean to those in its second; usual: 0.01 (0.9, 0.999) to 1 (0.95, 0.95)
 
 
@@ -18,6 +23,24 @@ def explain(rates: list[float], steps: int, losses: list[float], total: int, lon
         return (f"the loss is {losses[bad - 1]:g} at update {bad}, so its step was left out (a division by zero, a logarithm of 0, "
                 "targets that grow with the net's own values, a rate that is too high)")  # fmt: skip
     return counted(rates, longer(), total) if falls(rates, steps) else ""
+
+
+def fits(rates: list[float], steps: int, longer: Callable[[], list[float]]) -> bool:
+    """Return whether the rates, relative to the configured peak, are a usual schedule of the loop's own: one step in each of `steps` iterations,
+    the peak is reached, from there the rate falls to the last step, and in a run of twice the length it does the same more slowly."""
+
+    def usual(some: list[float], n: int) -> bool:
+        if len(some) != n or n < FEWEST or min(some) <= 0:
+            return False
+        top = max(range(n), key=some.__getitem__)
+        fall = some[top:]
+        ends = len(fall) > n // 2 and some[-1] <= END and some[-1] < some[-3]  # else it has ended before the run
+        return NEAR <= some[top] <= 1.05 and ends and not any(b > a for a, b in pairwise(fall))
+
+    if not usual(rates, steps) or not usual(slower := longer(), 2 * steps):
+        return False
+    pairs = [(rates[i], (slower[2 * i] + slower[2 * i + 1]) / 2) for i in range(rates.index(max(rates)) + 1, steps)]
+    return all(abs(a - b) <= ALIKE for a, b in pairs)
 
 
 def falls(rates: list[float], steps: int) -> bool:
