@@ -58,11 +58,14 @@ class Optim:
     clip: float = 1.0
     """Maximum global gradient norm. The logged norm is the one before clipping. `inf` disables clipping."""
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
-    """Learning rate after the warmup: cosine to zero, warmup-stable-decay, linear to zero, or constant."""
+    """Learning rate after the warmup: cosine, warmup-stable-decay, linear, or constant. The first three fall to zero, or to
+    --optim.min-lr-ratio."""
     warmup: float = 0.06
     """Fraction of all steps in linear warmup (from scratch 0.05-0.10, fine-tuning 0.02-0.05)."""
     decay: float = 0.2
-    """Fraction of all steps in which `wsd` decays to zero."""
+    """Fraction of all steps in which `wsd` decays."""
+    min_lr_ratio: float = 0.0
+    """Learning rate at the end of the schedule, as a share of the peak (pretraining of language models: often 0.1)."""
 
 
 @dataclass

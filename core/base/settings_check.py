@@ -49,6 +49,7 @@ def check_values(cfg: Config, *, processes: int) -> None:
         (g.jobs >= 1, "--gates.jobs must be at least 1", g.jobs, None),
         (g.jobs == 1 or processes == 1 or r.shard == "none", "--gates.jobs is for a model that one device holds",
          f"--gates.jobs {g.jobs} and --run.shard {r.shard}", "one of them: gates of a sharded model use all processes together"),
+        (0 <= o.min_lr_ratio < 1, "--optim.min-lr-ratio is a share of the peak", o.min_lr_ratio, "[0, 1)"),
         (0 <= o.warmup < 1 and 0 <= o.decay <= 1, "--optim.warmup and --optim.decay are shares of the run", (o.warmup, o.decay), "[0, 1)"),
     ]  # fmt: skip
     for holds, problem, got, needed in rules:

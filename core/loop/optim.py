@@ -228,20 +228,23 @@ def schedule(step: int, total: int, settings: config.Optim) -> float:
     """Return the factor on the peak rate for 0-based optimiser `step` of `total`.
 
     Linear warmup ends just below 1 and never starts at 0, since a step at rate 0 trains nothing. Cosine and linear
-    reach 0 one step after the last, so the last step still has an effect.
+    reach their end one step after the last, so the last step still has an effect.
     """
     warmup = round(settings.warmup * total)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    left = total - warmup
-    progress = (step - warmup) / max(left, 1)
+    return settings.min_lr_ratio + (1 - settings.min_lr_ratio) * _fall(step - warmup, total - warmup, total, settings)
+
+
+def _fall(step: int, left: int, total: int, settings: config.Optim) -> float:
+    """Return the part of the way from the peak to the end that is left at 0-based `step` after the warmup."""
     if settings.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * progress))
+        return 0.5 * (1 + math.cos(math.pi * (step / max(left, 1))))
     if settings.schedule == "linear":
-        return 1 - progress
+        return 1 - step / max(left, 1)
     if settings.schedule == "wsd":
         decay = min(round(settings.decay * total), left)
-        return 1.0 if step < total - decay else (total - step) / max(decay, 1)
+        return 1.0 if step < left - decay else (left - step) / max(decay, 1)
     return 1.0
 
 

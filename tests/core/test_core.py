@@ -76,6 +76,9 @@ def test_schedules(name: str):
         assert rates[60:] == sorted(rates[60:], reverse=True)
     if name == "wsd":
         assert rates[10:80] == [1.0] * 70
+    kept = [optim.schedule(s, 100, replace(settings, min_lr_ratio=0.1)) for s in range(100)]
+    assert kept[:10] == rates[:10]
+    assert kept[10:] == pytest.approx([0.1 + 0.9 * r for r in rates[10:]])
 
 
 def test_norms_and_biases_do_not_decay():
