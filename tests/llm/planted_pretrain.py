@@ -71,6 +71,8 @@ PLANTS = [
         ("counted twice",), harm="tokens with little before them count twice: the model looks worse"),
     bug("windows-without-what-stands-before", "perplexity", "L7", VAL, windowed("w._replace(start=max(w.start, w.scored - 1))"),
         ("without the tokens before",), harm="as if the stride were the whole row"),
+    bug("every-token-beyond", "perplexity", "L7", "beyond = scored & (", "beyond = scored | (",
+        ("within the original context count as beyond",), harm="a number for positions that no row has"),
     bug("config-changed-after-building", "export", "L5", MODEL,
         MODEL.replace("    return", "    model.config.rms_norm_eps = 0.1\n    return"), ("settings", "config"),
         harm="who loads the model gets another one"),

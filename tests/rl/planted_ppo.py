@@ -67,6 +67,8 @@ PLANTS = [
     plant("rl-policy-blind", "probe-both", "R5", "self.head(self.actor(x))", "self.head(self.actor(torch.zeros_like(x)))",
           ("observations do not reach the policy",), before=("wiring",), why="a layer that reads zeros gets no gradient",
           harm="one action for every observation"),
+    plant("rl-value-weight-divides", "formula", "R3", "cfg.vf_coef * 0.5 * error.sum()", "cfg.vf_coef / 0.5 * error.sum()",
+          ("4 times what that says", "vf_coef"), harm="the value's gradient outweighs the policy's: return 160 to 374, not 500"),
     plant("rl-no-whitening", "whitening", "R3", WHITEN, 'batch["advantage"]', ("not whitened",),
           source="seed 003 R3", harm="the size of the rewards is the size of the step"),
     plant("rl-centred-only", "whitening", "R3", WHITEN, '(batch["advantage"] - everyone.mean())', ("not whitened",),

@@ -237,6 +237,8 @@ def perplexity(context: GateContext) -> Finding:
                 rows.append((i - start, -logits.log_softmax(-1)[int(ids[i])].item(), int(data.sizes[document[i]])))
     nll, tokens, size = sum(n for _, n, _ in rows), len(rows), sum(b for _, _, b in rows)
     due = {"bits_per_byte": nll / math.log(2) / size, "perplexity": math.exp(nll / tokens)}
+    far = [n for before, n, _ in rows if before >= (getattr(context.cfg, "original_context", 0) or width)]
+    due |= {"perplexity_beyond": math.exp(sum(far) / len(far))} if far else {}
     some, kept, got = data.among(documents), run.cfg.train.eval_batch_size, {}
     for batch_size in (1, 2):
         run.cfg.train.eval_batch_size = batch_size
@@ -247,6 +249,9 @@ def perplexity(context: GateContext) -> Finding:
     limit = 1e-4 if run.precision == "fp32" else 1e-2
     wrong = [f"{name} is {found[name]:.5f} in batches of {n}, {value:.5f} token by token" for n, found in got.items()
              for name, value in due.items() if name in found and abs(found[name] - value) > limit * value]  # fmt: skip
+    wrong += ["perplexity_beyond is reported, and no token is beyond the original context"] * (
+        "perplexity_beyond" in got[1] and not far
+    )
     measured = ", ".join(f"{name} {value:.4f}" for name, value in due.items())
     steady = all(abs(got[1][k] - got[2][k]) <= limit * value for k, value in due.items() if k in got[1])
     bits = {
@@ -256,12 +261,16 @@ def perplexity(context: GateContext) -> Finding:
         "a mean over documents: nats are divided by their number": size / len(documents),
         "a sum: nats are not divided by bytes": size,
     }
-    off = [
-        ratio(f["bits_per_byte"], due["bits_per_byte"], bits) for f in got.values() if wrong and "bits_per_byte" in f
-    ]
-    off += [left_out({f.get("bits_per_byte", math.nan) for f in got.values()}, rows, limit)] if wrong else []
-    off += [averaged_rows(run, stage, some, got[1], limit)] if wrong and steady else []
-    why = mixed(model, data, run) if wrong else ""
+    off, total = [], [w for w in wrong if not w.startswith("perplexity_beyond")]
+    if total:
+        found = [f["bits_per_byte"] for f in got.values() if "bits_per_byte" in f]
+        off = [ratio(value, due["bits_per_byte"], bits) for value in found] + [
+            left_out({*found} or {math.nan}, rows, limit)
+        ]
+        off += [averaged_rows(run, stage, some, got[1], limit)] if steady else []
+    elif wrong:
+        off = ["tokens within the original context count as beyond it, or the other way round"]
+    why = mixed(model, data, run) if total else ""
     why = why or next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
         not wrong, "; ".join(wrong) or f"{measured} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
