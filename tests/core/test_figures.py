@@ -194,3 +194,12 @@ def test_every_recipe_has_its_result():
     """Results are in results/NAME/ and are found there."""
     assert MEASURED.keys() == {e.id for e in recipes()}
     assert not [*ROOT.glob("recipes/*/*.results.json"), *ROOT.glob("recipes/*/results/*.results.json")]
+
+
+def test_the_readme_counts_the_record_s_planted_bugs_and_healthy_variants():
+    row = re.compile(r"^\| [a-z/ ]+ \| (\d+) of (\d+) \| [^|]* \| [^|]* \| (\d+) of (\d+) \|", re.M)
+    rows = row.findall((ROOT / "docs" / "verify.md").read_text())
+    caught, planted, quiet, healthy = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{caught} of {planted} have been run" in text
+    assert f"Of {healthy} healthy variants {quiet} have been run" in text
