@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|thirteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|fourteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -22,6 +22,8 @@ from tests.helpers import (
     eleventh_set_heldout,
     fifth_set,
     fifth_set_heldout,
+    fourteenth_set,
+    fourteenth_set_heldout,
     fourth_set,
     fourth_set_heldout,
     ninth_set,
@@ -57,6 +59,7 @@ SETS = {
     "eleventh": {"open": eleventh_set, "heldout": eleventh_set_heldout},
     "twelfth": {"open": twelfth_set, "heldout": twelfth_set_heldout},
     "thirteenth": {"open": thirteenth_set, "heldout": thirteenth_set_heldout},
+    "fourteenth": {"open": fourteenth_set, "heldout": fourteenth_set_heldout},
 }
 
 
