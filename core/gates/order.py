@@ -1,6 +1,7 @@
 """The gates that every recipe has, in the order they run."""
 
 from trainworthy.core.gates.checks import data, export_weights, learning, loader, rates, rehearsal, stored_weights
+from trainworthy.core.gates.checks.leakage import leakage
 from trainworthy.core.gates.checks.accumulation import accumulation
 from trainworthy.core.gates.checks.batch_norm import batch_norm
 from trainworthy.core.gates.checks.dependency import dependency
@@ -15,7 +16,7 @@ from trainworthy.core.gates.checks.tiny_data import tiny_data
 from trainworthy.core.gates.gate import Gate
 from trainworthy.core.recipe.stage import Stage
 
-OF_DATA = [data.schema, data.inventory_gate, data.leakage, fabricated]
+OF_DATA = [data.schema, data.inventory_gate, leakage, fabricated]
 """Gates that read the data and train nothing."""
 OF_TRAINING = [
     initial_loss, init, rehearsal.wiring, batch_norm, rates.schedule, rates.terms, dependency, learning.overfit,

@@ -536,3 +536,19 @@ def test_a_metric_of_ones_own_is_no_metric_of_the_export():
                                 data={"val": None})  # fmt: skip
         assert found.metric == own
         assert bool(exported._scored(stage, {"val": [0]}, answers, answers)) is known
+
+
+def test_tiles_that_overlap_across_the_splits_are_leakage(tmp_path: Path, launch):
+    """Half of each held-out tile was trained on, and every gate passed."""
+    picture, mask = nuclei.load()
+    for i, (y, x) in enumerate((y, x) for y in range(0, 241, 48) for x in range(0, 241, 48)):
+        split = tmp_path / "tiles" / ("val" if i % 5 == 4 else "train")
+        for kind, whole in (("images", picture), ("masks", mask)):
+            (split / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.asarray(whole[y : y + 96, x : x + 96], "uint8")).save(split / kind / f"{i}.png")
+    (tmp_path / "tiles" / "classes.txt").write_text("background\nnucleus")
+    done = launch("check", "vision/segment", "--data.path", "tiles", "--only", "leakage")
+    assert done.returncode == 3, done.shown
+    (found,) = done.verdicts()
+    assert "share a part with one of" in found["measured"]
+    assert "tiles of one picture that overlap" in found["cause"] + found["remedy"]
