@@ -1,7 +1,6 @@
 """The gates that every recipe has, in the order they run."""
 
 from trainworthy.core.gates.checks import data, export_weights, learning, loader, rates, rehearsal, stored_weights
-from trainworthy.core.gates.checks.leakage import leakage
 from trainworthy.core.gates.checks.accumulation import accumulation
 from trainworthy.core.gates.checks.batch_norm import batch_norm
 from trainworthy.core.gates.checks.dependency import dependency
@@ -11,6 +10,7 @@ from trainworthy.core.gates.checks.exported import export_gate
 from trainworthy.core.gates.checks.fabricated import fabricated
 from trainworthy.core.gates.checks.init import init
 from trainworthy.core.gates.checks.initial_loss import initial_loss
+from trainworthy.core.gates.checks.leakage import leakage
 from trainworthy.core.gates.checks.sharding import sharding
 from trainworthy.core.gates.checks.tiny_data import tiny_data
 from trainworthy.core.gates.gate import Gate

@@ -236,3 +236,12 @@ def test_a_recipe_without_rungs_and_a_run_with_nothing_to_go_on_from(fork, launc
     fork(name="other.py")
     plain = launch("run", "other.py", *QUICK, "--train.epochs", "0.05")
     assert_refused(launch("resume", str(plain.folder()), "--fallback", "higher"), "has no fallbacks")
+
+
+def test_a_metric_whose_perfect_score_is_worse_than_chance_fails_schema(fork, launch):
+    """The largest loss was kept as the best, and another gate blamed the labels."""
+    old = 'core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known)'
+    fork((old, 'core.Metric("nll", question, floor=2.3, ceiling=0.0)'))
+    done = launch("check", "mine.py", "--only", "schema")
+    assert done.returncode == 3, done.shown
+    assert "set higher_is_better=False" in done.verdicts()[0]["measured"]

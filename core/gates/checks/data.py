@@ -25,7 +25,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, spli
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.loop.update import refuse_unnamed
-from trainworthy.core.recipe.stage import Data, Field, Stage, View
+from trainworthy.core.recipe.stage import Data, Field, Metric, Stage, View
 
 LENGTHS, ENOUGH = 4, 8  # samples whose shapes are compared; different ones whose scales are
 
@@ -76,6 +76,7 @@ def schema(context: GateContext) -> Finding:
         batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
     terms = _loss_schema(run, stage, batch, wrong)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
+    wrong += (contrary := _contrary(stage.metric))
     drawn = [w for w in wrong if w.endswith("the evaluation path draws at random")]
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shapes, "equal fields, shapes and dtypes in both splits and both paths; "
@@ -83,8 +84,17 @@ def schema(context: GateContext) -> Finding:
         "get() must draw from the generator that it receives, not from one of its own, numpy or random\n"
         "get() and collate() of the two splits differ", batch=batch,
         cause="get() draws without a generator: augment only where one is handed to it" if drawn and len(drawn) == len(wrong)
-        else named.explain_infinite_loss(stage.model, batch, terms),
+        else "" if contrary else named.explain_infinite_loss(stage.model, batch, terms),
     )  # fmt: skip
+
+
+def _contrary(metric: Metric) -> list[str]:
+    """Return what is wrong with a metric whose perfect score counts as worse than chance: the worst checkpoint is kept as the best one."""
+    if not metric.better(metric.floor, metric.ceiling):
+        return []
+    way = "higher" if metric.higher_is_better else "lower"
+    return [f"of '{metric.name}' the {way} value is the better one, but its ceiling (a perfect model) {metric.ceiling:g} is worse than its floor "
+            f"(chance) {metric.floor:g}: set higher_is_better={not metric.higher_is_better} in its core.Metric, or exchange the two"]  # fmt: skip
 
 
 def _of_any_length(data: Data, key: str, drawn: Tensor, plain: Tensor, run: Run) -> bool:

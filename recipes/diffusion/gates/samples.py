@@ -25,7 +25,7 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Rehearsal, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.diffusion.gates import few_steps, own_weights, walks
+from trainworthy.recipes.diffusion.gates import drawn_noise, few_steps, own_weights, walks
 from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import (
     FEW,
@@ -128,7 +128,7 @@ def noise_process(
         recognised, blended = guided(classifier, one, ones.get("label"), context.cfg.sampling.guidance_scale)
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
-        why = ""
+        why, odd = "", drawn_noise.odd(aim)
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
@@ -146,14 +146,14 @@ def noise_process(
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
             undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and aim.redrawn > 0
-            and not blended and not narrow,
+            and not blended and not narrow and not odd,
             f"target: {aim.kind}, inverted in one step by {type(shipped).__name__} to an rms error of at most {wrong[worst]:.1e} "
             f"(t {t[worst]:.0f}){along}; its noisiest level keeps {left:.1%} of the signal; "
             f"samples of a net that knows the answer: {stage.metric.name} {known:.2f} "
             f"(of the pictures it knows: {recognised:.2f}); the evaluation does not use {strays} of the export's timesteps; "
             f"{aim.redrawn:.0%} of the samples get another timestep in the next epoch; {seen.distinct:.0%} of a batch's timesteps differ, "
             f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}"
-            + f"; {steps} steps keep {wide:.0%} of the data's deviation" * (wide is not None),
+            + f"; {steps} steps keep {wide:.0%} of the data's deviation" * (wide is not None) + f"; {odd}" * bool(odd),
             f"rms at most {WALKED:g} along the exported pipeline's trajectory (if it cannot be run, {EXACT:g} at every level); at "
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
             "in evaluation and export; a timestep for each sample, at least "
@@ -169,7 +169,7 @@ def noise_process(
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
             evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
-            cause=why or blended or few_steps.CAUSE.format(steps) * narrow,
+            cause=why or blended or drawn_noise.CAUSE * bool(odd) or few_steps.CAUSE.format(steps) * narrow,
         )  # fmt: skip
 
     return check
