@@ -15,6 +15,7 @@ from trainworthy.recipes.llm.data import (
     column_names,
     documents,
     files,
+    formats,
     mixture,
     pairs,
     plain_texts,
@@ -366,3 +367,20 @@ def test_steps_without_any_gradient_are_the_cause_of_parameters_that_get_none():
     assert "in 3 of 4 steps every gradient was exactly 0" in named.explain_silent_steps([False, True, True, True])
     for other in ([False] * 4, [True] * 4, []):
         assert not named.explain_silent_steps(other)
+
+
+def test_prompts_that_end_with_their_answers_are_refused(tmp_path: Path):
+    """Alpaca's `text` is the whole example: read as the prompt, each answer could be copied."""
+    rows = [
+        {"text": f"### Q:\nWhat is {i}?\n### A:\nIt is number {i}.", "output": f"It is number {i}."} for i in range(60)
+    ]
+    path = written(tmp_path / "own.jsonl", rows)
+    source = pairs.Source(path=str(path), columns="prompt=text,completion=output")
+    with pytest.raises(UserError, match="end with their answers: 60 of 60"):
+        pairs.read_file(str(path), lambda row: [formats.conversation(row)], source)
+
+
+def test_missing_values_that_were_written_as_text_are_bad_rows():
+    with pytest.raises(formats.BadRow, match="missing value"):
+        formats.conversation({"prompt": "Which town?", "completion": "nan"})
+    assert formats.conversation({"prompt": "Which town?", "completion": "None"})["completion"] == "None"

@@ -26,6 +26,7 @@ LOOKS = {"completion": "prompts with one completion (SFT)", "chosen": "preferenc
          "text": "plain text (pretraining)"}  # fmt: skip
 
 
+MISSING = {"nan", "NaN", "<NA>"}  # as pandas writes them; `None` and `null` may be answers
 UNWANTED = "its answer is marked as one not to give"
 
 
@@ -251,6 +252,8 @@ def texts(row: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, str]:
     if wrong:
         wrong += [f"these look like {LOOKS[k]}" for k in row if k in LOOKS and k not in wanted][:1]
         raise BadRow("; ".join(wrong))
+    if missing := [k for k in wanted if row[k].strip() in MISSING]:
+        raise BadRow(f"{missing[0]} is a missing value that was written as text", row[missing[0]].strip())
     return {k: row[k] for k in wanted} | {"source": str(row.get("source") or row["prompt"])}
 
 

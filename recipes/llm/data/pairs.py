@@ -21,6 +21,7 @@ from trainworthy import core
 __all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
 
 VALIDATION = files.VALIDATION
+LONG = 12  # letters of an answer that no question ends with by itself
 LEAST = 32  # rows of a test set; of fewer there is none
 COLLECTIONS, LEAST_EACH = 30, 10  # values of `source`, and rows of each on average, that name data sets
 FEW = 5  # rows of a split; of fewer none may be left out
@@ -169,6 +170,7 @@ def read_file(
     elif not share and (name := next((k for k in VALIDATION if k in splits), "")):
         files.append((f"{path} ({name})", splits[name]))
     (train, *held_out), notes = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
+    refuse_answered(train, path)
     if not every_column and (
         unread := column_names.not_read(splits["train"], path, needed, formats.mapping(columns).values())
     ):
@@ -192,6 +194,20 @@ def read_file(
             "is uncertain; --data.val 0.2 holds out more"
         )
     return train, kept, notes
+
+
+def refuse_answered(rows: list[dict], path: str) -> None:
+    """Raise UserError if most prompts end with their answer: each could be copied, in validation, too. Short answers may be one of the choices
+    that a question ends with."""
+    pairs = [(r["prompt"].strip(), r["completion"].strip()) for r in rows if {"prompt", "completion"} <= r.keys()]
+    long = [(p, c) for p, c in pairs if len(c) >= LONG and p != c]
+    given = [(p, c) for p, c in long if p.endswith(c)]
+    if len(long) >= LEAST and len(given) > 0.8 * len(long):
+        raise core.UserError(
+            f"the prompts of {path} end with their answers: {len(given):,} of {len(long):,}", got=repr(given[0][0][-80:]),
+            needed="prompts that end where the answer begins", cause="a column with the whole example, its answer included (`text` of Alpaca), "
+            "is read as the prompt", next="--data.columns with the column of the question alone, or the rows without that column",
+        )  # fmt: skip
 
 
 def _without_collections(train: list[dict], val: list[dict], notes: list[str]) -> tuple[list[dict], list[dict]]:
