@@ -11,7 +11,7 @@ from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.recipe.stage import Data
 
 PICTURES = (400, 100)  # of training and validation that are compared
-SECONDS = 6.0  # that reading them may take
+SECONDS = 3.0  # that reading those of a split may take
 WIDTH, GRID = 16, 8  # pixels of a window in a row, and the distance of windows in training pictures
 VARIED = 8  # different pixels that such a window must have
 WINDOWS = 4  # that two pictures must share at one distance

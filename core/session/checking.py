@@ -12,7 +12,7 @@ from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.base.processes import agreed, kind_of, launcher_words
 from trainworthy.core.base.verdict import closing, leading
-from trainworthy.core.data import contents, inventory, neighbours, plain_pictures, turned
+from trainworthy.core.data import contents, inventory, neighbours, parts, plain_pictures, turned
 from trainworthy.core.gates import order
 from trainworthy.core.gates.claims import Claims
 from trainworthy.core.loop import shard
@@ -162,6 +162,8 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
             context.data_report["plain_pictures"] = asdict(plain)
         if "val" in context.scans and (wrong := neighbours.contradicted(context.scans, stage.data["train"])):
             context.data_report["contradicted_labels"] = asdict(wrong)
+        if "val" in context.scans and (part := parts.shared(stage.data["train"], stage.data["val"])):
+            context.data_report["shared_parts"] = asdict(part)
         if "val" in context.scans:
             context.data_report["label_relation"] = neighbours.relation(context.scans, stage.data["train"])
     for scan in context.scans.values():  # compared, and not read again

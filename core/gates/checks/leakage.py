@@ -67,9 +67,8 @@ def leakage(context: GateContext) -> Finding:
     measured += "".join(f"; {remark}" for remark in (*tested, *remarks))
     if tested and not (cause or shared or found["exact"] > plain.blank or near > allowed):
         cause = "the test set shares samples with another split: draw it before the others, or remove what it shares"
-    part = parts.shared(stage.data["train"], stage.data["val"])
-    if part:
-        measured += f"; {part}"
+    if part := context.data_report.get("shared_parts"):
+        measured += f"; {parts.Shared(**part)}"
         cause = (
             cause
             or "tiles of one picture that overlap were split tile by tile: put all tiles of a picture, or of a region, into one split"
