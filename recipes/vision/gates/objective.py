@@ -15,6 +15,11 @@ from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE
 
 # Published values of label smoothing and of focal loss
+COUNTED = 100_000  # training samples at most whose labels are counted
+SUBTRACTED = (
+    "the logarithms of the classes' shares are subtracted from the logits of training, where they are to be added (logit adjustment, Menon 2020): "
+    "rare classes get the smaller loss"
+)
 SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
 
 
@@ -49,10 +54,16 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
     right |= {f"focal loss, gamma {g:g}": focused(g, 1 - own) for g in GAMMAS} | {
         "binary cross-entropy of each class": each
     }
+    adjusted = _adjusted(stage, logits)
+    wrong = {}
+    if adjusted:
+        right["cross-entropy with logit adjustment (Menon 2020)"] = ce(eps, adjusted[0])
+        wrong[SUBTRACTED] = ce(eps, adjusted[1])
     return {
         "ce": Statement(
             right,
-            {**{f"the focal weight is p^{g:g} where (1 - p)^{g:g} is meant": focused(g, own) for g in GAMMAS},
+            {**wrong,
+             **{f"the focal weight is p^{g:g} where (1 - p)^{g:g} is meant": focused(g, own) for g in GAMMAS},
              "the softmax is taken twice": ce(eps, log_p.exp().log_softmax(1)),
              "the softmax runs over the batch, not over the classes": torch.zeros_like(own),
              "classes are one off": ce(eps, truth=truth.roll(1, 1)),
@@ -61,6 +72,15 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
             own=lambda: _pulls(stage, batch),
         )
     }  # fmt: skip
+
+
+def _adjusted(stage: Stage, logits: Tensor) -> list[Tensor]:
+    """Return the log-probabilities of logits to which the logarithms of the classes' shares in training were added, and subtracted; empty if
+    the classes are equally large, or the samples too many to count."""
+    if len(stage.data["train"]) > COUNTED or (weights := _class_weights(stage)).max() < 1.5 * weights.min():
+        return []
+    shares = (1 / (len(weights) * weights)).log().to(logits.device)
+    return [(logits + sign * shares).log_softmax(1) for sign in (1, -1)]
 
 
 def _class_weights(stage: Stage) -> Tensor:
