@@ -384,3 +384,14 @@ def test_missing_values_that_were_written_as_text_are_bad_rows():
     with pytest.raises(formats.BadRow, match="missing value"):
         formats.conversation({"prompt": "Which town?", "completion": "nan"})
     assert formats.conversation({"prompt": "Which town?", "completion": "None"})["completion"] == "None"
+
+
+def test_texts_joined_by_a_separator_are_refused(tmp_path: Path):
+    """The tokenizer reads a token that a text spells as letters: bits per byte count letters that cost nothing."""
+    story = "A cat sat on a mat and saw number {}. "
+    rows = [{"text": " <|endoftext|> ".join(story.format(3 * i + k) * 4 for k in range(3))} for i in range(60)]
+    path = written(tmp_path / "own.jsonl", rows)
+    with pytest.raises(UserError, match=r"<\|endoftext\|> is in 100% of the documents"):
+        documents.load(str(path), "text", 0.0)
+    rows = [{"text": story.format(i) * 4 + "<|endoftext|> ends a text" * (i % 9 == 0)} for i in range(60)]
+    documents.load(str(written(tmp_path / "few.jsonl", rows)), "text", 0.0)

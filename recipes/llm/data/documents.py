@@ -1,6 +1,8 @@
 """Texts to pretrain on: where they come from, and their tokens. A document is one text; it begins and ends with its own tokens."""
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,6 +29,8 @@ CHAT = (
 
 SHORTEST = 16  # tokens of a row that two documents fit into
 FEWEST = 8  # documents to learn from
+READ = 2000  # documents in which separators are looked for
+SEPARATOR = re.compile(r"<\|\w+\|>|</?s>|\[(?:SEP|EOS)\]")
 LEAST = 32  # documents of a test set; of fewer there is none
 
 
@@ -243,7 +247,22 @@ def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[st
         for name, rows in splits.items()
     ]
     kept = dict(zip(splits, formats.together(each), strict=True))
+    refuse_separators(kept["train"], path)
     return *split_off(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
+
+
+def refuse_separators(texts: list[str], path: str) -> None:
+    """Raise UserError if most documents hold the token that separates texts in somebody's file: here it would be letters that are easily
+    predicted, and several texts one document."""
+    some = texts[:: -(-len(texts) // READ)]
+    found = Counter(mark for text in some for mark in {*SEPARATOR.findall(text)})
+    mark, n = found.most_common(1)[0] if found else ("", 0)
+    if n > len(some) / 2:
+        raise core.UserError(
+            f"{mark} is in {n / len(some):.0%} of the documents of {path}", got=f"{n:,} of {len(some):,}",
+            needed="documents without it: the recipe ends each with the tokenizer's own token, and a text that spells one is read as letters",
+            cause="several texts in one document, joined by the separator of another program", next=f"split them at {mark}: a row or a file for each",
+        )  # fmt: skip
 
 
 def split_off(
