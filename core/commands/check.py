@@ -3,7 +3,7 @@
 Runs the gates without training.
 
   trainworthy check vision/classify                     every gate, in the order of a run
-  trainworthy check ./mine.py --only overfit,resume     some gates
+  trainworthy check ./mine.py --only overfit,resume     some gates; own: those that core does not run for every recipe
   trainworthy check vlm/instruct --stage align          the gates of one stage
   trainworthy check ./mine.py --deep                    resume and accumulation in new processes, all data scanned
   trainworthy check ./mine.py --gates.jobs 4            four gates at a time, in processes of their own

@@ -99,14 +99,20 @@ def compare(loaded: loading.Recipe, name: str, source: str, base: Entry, old: st
     every = [*order.ORDER, *(g for g in vars(loaded.module).values() if isinstance(g, gates.Gate))]
     concerned = [g for g in every if touched.keys() & set(g.reads)]
     unseen = sorted(homes - {part for g in every for part in g.reads})
-    print(f"\ngates that look at this ({len(concerned)} of {len(every)})")
-    if concerned:
-        width = max(len(g.id) for g in concerned)
+    own = [order.OWN] if touched and len(concerned) < len(every) else []
+    also = ", and those that core does not run for every recipe" if own else ""
+    print(f"\ngates that look at this ({len(concerned)} of core's {len(every)}{also})")
+    if own or concerned:
+        width = max(len(x) for x in (*own, *(g.id for g in concerned)))
         for g in concerned:
             print(f"  {g.id:<{width}}  {', '.join(p for p in touched if p in g.reads)}")
+    if own:
+        print(
+            f"  {order.OWN:<{width}}  the recipe's own gates (formula, export, ...), which are known once its stages are built"
+        )
     if unseen:
-        print(f"  no gate looks at: {', '.join(unseen)}")
-    again = next_command(name, concerned, every)
+        print(f"  no gate of core looks at: {', '.join(unseen)}")
+    again = next_command(name, [*(g.id for g in concerned), *own], complete=len(concerned) == len(every))
     print(f"\nnext   {again}")
     settings, expected = (
         [dict(zip(("name", "before", "now", "where"), _masked(row), strict=True)) for row in found]
@@ -118,9 +124,9 @@ def compare(loaded: loading.Recipe, name: str, source: str, base: Entry, old: st
             "gates": {g.id: [p for p in touched if p in g.reads] for g in concerned}, "no_gate_looks_at": unseen, "next": again}  # fmt: skip
 
 
-def next_command(name: str, concerned: list, every: list) -> str:
-    """Return the command that runs the gates which look at the change."""
-    only = "" if len(concerned) in (0, len(every)) else f" --only {','.join(g.id for g in concerned)}"
+def next_command(name: str, concerned: list[str], *, complete: bool) -> str:
+    """Return the command that runs the gates which look at the change. `complete`: all of core's do."""
+    only = "" if complete or not concerned else f" --only {','.join(concerned)}"
     return f"trainworthy {'check' if concerned else 'run'} {name}{only}"
 
 

@@ -23,6 +23,13 @@ OF_TRAINING = [
     learning.baseline, evaluation, accumulation, loader.reading, rates.range_test, tiny_data, rehearsal.resume,
 ]  # fmt: skip
 ORDER = [*OF_DATA, *OF_TRAINING]
+OWN = "own"
+"""In `--only`: every gate that is not one of `ORDER`. A command that has not built the stages cannot name them."""
+
+
+def chosen(found: list[Gate], only: tuple[str, ...]) -> list[Gate]:
+    """Return the gates that `--only` names; all if it names none."""
+    return [g for g in found if not only or g.id in only or (OWN in only and g not in ORDER)]
 
 
 def of_stage(stage: Stage, *, sharded: bool = False) -> list[Gate]:

@@ -58,7 +58,7 @@ def check_stage(
     counts = " / ".join(f"{x.total:,} {name}" for name, x in context.scans.items())
     counts += "".join(f"\n       {note}" for note in notes)
     title = f"\nstage  {spec.name}, {spec.index + 1} of {spec.of}\n" if spec.of > 1 else ""
-    chosen = [g for g in order.of_stage(stage, sharded=sharded) if not only or g.id in only]
+    chosen = order.chosen(order.of_stage(stage, sharded=sharded), only)
     if not cfg.gates.enabled and not only:
         s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is checked", style="yellow")
         if copies := context.data_report.get("overlap", {}).get("exact"):

@@ -90,7 +90,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     console = Console(quiet=not accelerator.is_main_process)
     if warning := memory_check.cpu_warning(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
-    start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *(x for x in only if x != order.OWN)))
     if not kind and folder is None:  # a resumed run may continue on any device
         memory_check.refuse(loaded, cfg, preset, accelerator)
     if folder is None:

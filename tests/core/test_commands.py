@@ -143,8 +143,27 @@ def test_diff_of_one_part_asks_the_gates_that_look_there(
     named = [line.split()[0] for line in listed if "no gate looks" not in line]
     assert asked <= set(named)
     assert not set(named) & not_asked
-    only = "" if len(named) == len(order.ORDER) else f" --only {','.join(named)}"
+    only = f" --only {','.join(named)}" if order.OWN in named else ""
     assert done.stdout.endswith(f"next   trainworthy check mine.py{only}\n")
+
+
+def test_the_next_command_of_diff_runs_the_gates_that_only_this_recipe_has(tmp_path: Path):
+    """A ratio that is 1 everywhere is seen by `formula` and `entries` alone, which `diff` cannot name: no stage is built."""
+    before = '(policy.head.log_prob(outputs, batch["action"]) - batch["log_prob"]).exp()'
+    after = "(new := policy.head.log_prob(outputs, batch['action'])).sub(new.detach()).exp()"
+    forked(tmp_path, (before, after), recipe="rl/ppo")
+    command = trainworthy("diff", "mine.py", cwd=tmp_path, code=0).stdout.split("next   trainworthy ")[1].split()
+    assert command[-1].endswith(f",{order.OWN}")
+    done = trainworthy(*command, cwd=tmp_path, code=3)
+    assert re.search(r"FAIL +formula", done.stdout)
+    assert re.search(r"FAIL +entries", done.stdout)
+    assert not re.search(r"(pass|skip|FAIL) +(data|leakage) ", done.stdout), "gates that were not named"
+
+
+def test_own_is_no_gate_that_can_be_waived(tmp_path: Path):
+    forked(tmp_path)
+    done = trainworthy("check", "mine.py", "--gates.waive", "own", "--gates.because", "x", cwd=tmp_path, code=2)
+    assert "unknown gate 'own'" in done.stdout + done.stderr
 
 
 def test_diff_says_when_nothing_that_runs_changed(tmp_path: Path):

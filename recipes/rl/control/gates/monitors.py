@@ -52,7 +52,7 @@ def lost(history: Rows, floor: float, ceiling: float, *, over: bool = False, act
         return _told(
             f"KL of at least {min(kl):.3g} nats over an iteration's updates ({FAR:g} is already large), and the return does not rise",
             "the ratio or its clip is not in the loss (see the gate formula), or the learning rate is too high",
-            "trainworthy check --only formula; a lower --optim.lr, fewer --update-epochs",
+            "trainworthy check RECIPE --only formula; a lower --optim.lr, fewer --update-epochs",
         )
     share = [
         row["train/policy/entropy"] / math.log(actions) for row in rows if actions > 1 and "train/policy/entropy" in row
