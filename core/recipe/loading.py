@@ -75,8 +75,7 @@ def load(name: str) -> Recipe:
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(f"{entry.id} needs the package '{error.name}', which is not installed",
-                        next=f"pip install 'trainworthy[{path.parent.name if ours else 'all'}]'") from None  # fmt: skip
+        raise not_found(entry, error) from None
     except Exception as error:
         frame = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
         raise UserError(f"{path} cannot be imported", got=f"{type(error).__name__}: {error}",
@@ -87,6 +86,17 @@ def load(name: str) -> Recipe:
                         needed=", ".join(NEEDED) + " at the top level",
                         next="trainworthy fork vision/classify ./mine.py  (a file to start from)")  # fmt: skip
     return Recipe(entry, module)
+
+
+def not_found(entry: Entry, error: ModuleNotFoundError) -> UserError:
+    """Return the message about a module that the recipe imports and that is not there."""
+    path, name = entry.path, error.name
+    if HOME in path.parents:
+        return UserError(f"{entry.id} needs the package '{name}', which is not installed",
+                         next=f"pip install 'trainworthy[{path.parent.name}]'")  # fmt: skip
+    return UserError(f"{entry.id} needs the package '{name}', which is not installed", got=f"no {name} in {path.parent} either",
+                     cause=f"{name}.py stood next to the file and was not moved or copied with it, or a package is missing",
+                     next=f"put {name}.py into {path.parent}; for a package of a recipe: pip install 'trainworthy[all]'")  # fmt: skip
 
 
 def assert_new_names(tree: ast.Module, path: Path) -> None:

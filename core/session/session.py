@@ -175,6 +175,8 @@ def explain_data_errors(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[
     except Exception as error:
         if network.unreachable(error):
             raise network.refusal(f"what {loaded.id} is made of", error, config.to_dict(cfg)) from None
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            raise recipes.not_found(loaded.entry, error) from None
         if not isinstance(error, (OSError, ValueError)):
             raise
         frames = traceback.extract_tb(error.__traceback__)

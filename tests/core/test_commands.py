@@ -253,3 +253,13 @@ def test_the_cut_of_a_global_batch():
     assert found.cut(1000)[0] == 4
     assert Measured(trials, ended="", short=True).cut(256)[0] == 2, "a tenth of the memory stays free"
     assert found.rate(48) == pytest.approx(3200)
+
+
+@pytest.mark.parametrize("lazily", [False, True], ids=("at the top", "inside a function"))
+def test_a_fork_that_was_moved_without_its_helper_module_is_one_message(lazily: bool, tmp_path: Path):
+    place = "    def loss(model" if lazily else "from trainworthy import core\n"
+    forked(tmp_path, (place, f"    import beside\n\n{place}" if lazily else f"{place}import beside\n"))
+    done = trainworthy("check", "mine.py", "--only", "schema", cwd=tmp_path, code=2)
+    text = done.stdout + done.stderr
+    assert "Traceback" not in text
+    assert f"put beside.py into {tmp_path}" in text
