@@ -100,18 +100,7 @@ def compare(loaded: loading.Recipe, name: str, source: str, base: Entry, old: st
     concerned = [g for g in every if touched.keys() & set(g.reads)]
     unseen = sorted(homes - {part for g in every for part in g.reads})
     own = [order.OWN] if touched and len(concerned) < len(every) else []
-    also = ", and those that core does not run for every recipe" if own else ""
-    print(f"\ngates that look at this ({len(concerned)} of core's {len(every)}{also})")
-    if own or concerned:
-        width = max(len(x) for x in (*own, *(g.id for g in concerned)))
-        for g in concerned:
-            print(f"  {g.id:<{width}}  {', '.join(p for p in touched if p in g.reads)}")
-    if own:
-        print(
-            f"  {order.OWN:<{width}}  the recipe's own gates (formula, export, ...), which are known once its stages are built"
-        )
-    if unseen:
-        print(f"  no gate of core looks at: {', '.join(unseen)}")
+    _show_gates(concerned, own, len(every), touched, unseen)
     again = next_command(name, [*(g.id for g in concerned), *own], complete=len(concerned) == len(every))
     print(f"\nnext   {again}")
     settings, expected = (
@@ -122,6 +111,21 @@ def compare(loaded: loading.Recipe, name: str, source: str, base: Entry, old: st
              "diff": "\n".join(_diff(a.get(key), b.get(key)))} for key in moved]  # fmt: skip
     return {"changed": True, "settings": settings, "told_to_the_gates": expected, "code": code,
             "gates": {g.id: [p for p in touched if p in g.reads] for g in concerned}, "no_gate_looks_at": unseen, "next": again}  # fmt: skip
+
+
+def _show_gates(concerned: list, own: list[str], of: int, touched: dict, unseen: list[str]) -> None:
+    """Print which gates look at the changed parts, and at which. `own`: the name of the recipe's, which are not known here."""
+    also = ", and those that core does not run for every recipe" if own else ""
+    print(f"\ngates that look at this ({len(concerned)} of core's {of}{also})")
+    width = max((len(x) for x in (*own, *(g.id for g in concerned))), default=0)
+    for g in concerned:
+        print(f"  {g.id:<{width}}  {', '.join(p for p in touched if p in g.reads)}")
+    for name in own:
+        print(
+            f"  {name:<{width}}  the recipe's own gates (formula, export, ...), which are known once its stages are built"
+        )
+    if unseen:
+        print(f"  no gate of core looks at: {', '.join(unseen)}")
 
 
 def next_command(name: str, concerned: list[str], *, complete: bool) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.errors import STOPPED_ITSELF, UserError
 from trainworthy.core.base.processes import gathered
 from trainworthy.core.commands import prints_json
 from trainworthy.core.commands.run import assert_boardable, check_and_train
 from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.report.folder import where_runs_are
+from trainworthy.core.report.folder import ENDED, read_json, where_runs_are
 from trainworthy.core.session import environment, fallbacks, multi_seed
 from trainworthy.core.session.session import Session, open_session, together, write_start
 
@@ -94,6 +94,11 @@ def resumable(session: Session) -> Iterator[None]:
     if session.resumes:
         try:
             variables = assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
+            if (end := read_json(session.folder / ENDED)).get("exit_code") == STOPPED_ITSELF:
+                session.console.say(f"the run stopped itself: {end['message']}", style="yellow")
+            metrics = session.folder / "step_metrics.jsonl"
+            if not any(session.folder.glob("checkpoints/*/step-*")) and metrics.is_file() and metrics.stat().st_size:
+                session.console.say("no checkpoint was saved yet: training begins again at step 0", style="yellow")
             if variables:
                 session.console.say("environment variables that the recipe reads have changed since the run began: "
                                     f"{', '.join(variables)}", style="yellow")  # fmt: skip

@@ -26,6 +26,7 @@ from trainworthy.core.loop.checkpoint_survey import (
     ALONE,
     LATEST,
     MANIFEST,
+    SAVED,
     Readers,
     put_back,
     step_of,
@@ -289,6 +290,8 @@ class Checkpoints:
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             os.replace(spare, target)
+        if link == LATEST:
+            (self.folder.parent / SAVED).touch()
         _fsync(self.folder)
         return files
 

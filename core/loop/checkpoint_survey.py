@@ -14,6 +14,8 @@ from trainworthy.core.data.assets import sha256
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+SAVED = ".saved"
+"""An empty file beside the stages' folders: a checkpoint was saved. Without one, a run without checkpoints was stopped before its first."""
 TRIES, PAUSE = 3, 0.3  # attempts to read a file after a disk error, and seconds between them
 
 

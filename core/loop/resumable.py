@@ -6,7 +6,7 @@ from typing import Any
 
 from trainworthy.core.base.config import MAY_CHANGE, flat
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.checkpoint_survey import LATEST, Readers, put_back, survey
+from trainworthy.core.loop.checkpoint_survey import LATEST, SAVED, Readers, put_back, survey
 
 VARIABLES = "environment."
 """Prefix of environment variables among the settings of a checkpoint; their values are hashes."""
@@ -21,15 +21,17 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Reader
     problem = None
     if readers.rank == 0:
         try:
-            for folder in home.glob("*"):
+            for folder in (p for p in home.glob("*") if p.is_dir()):
                 put_back(folder)
         except UserError as error:
             problem = error
     if wrong := readers.gather(problem)[0]:
         raise wrong
+    found = False
     for name in readers.gather(sorted(p.name for p in home.glob("*") if p.is_dir()))[0]:
         folder = home / name
         newest, damaged = survey(folder, readers)
+        found |= newest is not None
         if newest:
             variables |= {*assert_settings(newest, assert_own(newest, identity), identity, forced=forced)}
         elif damaged or (folder / LATEST).is_symlink():
@@ -39,8 +41,9 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Reader
                             next=f"put a complete checkpoint back, or start a new run (--init-from {run_folder} takes its best "
                                  "weights)")  # fmt: skip
     metrics = run_folder / "step_metrics.jsonl"
-    if not home.is_dir() and metrics.is_file() and metrics.stat().st_size:
-        raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no folder {home}",
+    lost = not home.is_dir() or (not found and (home / SAVED).is_file())
+    if lost and metrics.is_file() and metrics.stat().st_size:
+        raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no checkpoint in {home}",
                         needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
                         next="put them back, or start a new run")  # fmt: skip
     return sorted(variables)

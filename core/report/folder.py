@@ -121,6 +121,8 @@ def number(value: Any) -> float:
 
 TEXTS = ("stage", "rows", "title", "measured", "needed", "remedy", "reason")
 VERDICT = {"id": "?", "verdict": "?", "seconds": 0.0, **dict.fromkeys(TEXTS, "")}
+ENDED = "ended.json"
+"""How the newest attempt ended, if not by finishing: `exit_code` and `message`."""
 FINISHED = ("metric", "steps", "epochs", "train_seconds", "reported", "metrics", "final")
 """Keys of every summary.json. A file without them is another tool's, and the run counts as unfinished."""
 

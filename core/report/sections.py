@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.errors import STOPPED_ITSELF, UserError
 from trainworthy.core.base.verdict import is_explained
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
@@ -18,10 +18,11 @@ from trainworthy.core.report.advice import Advice, advise, against_healthy
 from trainworthy.core.report.bands import outside
 from trainworthy.core.report.card import CHOSEN, measured
 from trainworthy.core.report.evidence import verdict_table
-from trainworthy.core.report.folder import Folder, forked_from, read_json, references
+from trainworthy.core.report.folder import ENDED, Folder, forked_from, read_json, references
 from trainworthy.core.report.folder import number as as_number
 from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, pill, table, tag, words
 
+STOPPED = "Stopped itself"
 COLUMNS = 12  # evaluations shown next to each other
 SHOWN = 40  # rows and columns of a class table: 1,000 of each would make a page of 52 MB
 
@@ -92,6 +93,8 @@ def state(f: Folder) -> str:
     if not step:
         return "Not trained yet: no step was logged."
     total = f" of {n:,}" if (n := total_steps(f)) else ""
+    if (end := read_json(f.path / ENDED)).get("exit_code") == STOPPED_ITSELF:
+        return f"{STOPPED} at step {step:,}{total}: {' '.join(end['message'].split())}"
     return f"Not finished: step {step:,}{total}. It was interrupted, stopped itself, or is still running; it can be resumed."
 
 
@@ -105,6 +108,8 @@ def hero(f: Folder) -> str:
     now = state(f)
     if now.startswith("Not finished"):
         left += pill("warn", "Not finished")
+    if now.startswith(STOPPED):
+        left += pill("bad", STOPPED)
     if broken := [v["id"] for v in f.monitors if v["verdict"] == "fail"]:
         left += pill("bad", f"{' and '.join(broken)} failed while training")
     for words in filter(None, (outside(f), f.summary.get("warning"))):

@@ -31,6 +31,7 @@ from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.report.folder import ENDED
 from trainworthy.core.session import (
     accelerate_config,
     environment,
@@ -239,8 +240,15 @@ def reported(session: Session) -> Iterator[None]:
         return
     if stop.restart and nodes.restarts_left():
         raise process_end.Restarted(stop)
-    if session.meter and not isinstance(stop, UserError):  # what is refused leaves the folder as it was
-        session.meter.note(now=True)
+    if not isinstance(stop, UserError):  # what is refused leaves the folder as it was
+        if session.meter:
+            session.meter.note(now=True)
+        if session.main:
+            with contextlib.suppress(OSError):  # a full disk must not hide the first error
+                write_whole(
+                    session.folder / ENDED,
+                    json.dumps({"exit_code": stop.exit_code, "message": str(stop).strip()}, indent=1),
+                )
     planned = not (isinstance(stop, process_end.Crashed) and stop.trace)
     if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, only the one that reports
         with contextlib.suppress(Exception):  # a full disk must not hide the first error

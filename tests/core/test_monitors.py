@@ -165,6 +165,12 @@ def test_a_collapse_stops_the_run(fork, launch):
     holds(done.stderr, "collapse (C17): since step 151", "best_val_accuracy", "--optim.lr 0.003")
     found = {v["id"]: v["verdict"] for v in read(done.folder() / "monitors.json")["monitors"]}
     assert found["collapse"] == "fail"
+    end = read(done.folder() / "ended.json")
+    assert end["exit_code"] == 4
+    assert "collapse (C17)" in end["message"]
+    page = (done.folder() / "report.html").read_text()
+    holds(page, "Stopped itself", "collapse (C17): since step 151")
+    assert "it can be resumed" not in page
 
 
 def test_a_spike_is_named_and_the_run_goes_on(fork, launch):

@@ -161,6 +161,8 @@ def test_resume_without_one_whole_checkpoint_changes_nothing(copy: Path, launch)
         "step-8: manifest.json cannot be understood",
     )
     refused(launch, copy, "is complete", *named)
+    shutil.rmtree(copy / "checkpoints" / "classify")  # it began again at step 0, without a word
+    refused(launch, copy, "has no checkpoints", "no checkpoint in")
     shutil.rmtree(copy / "checkpoints")
     refused(launch, copy, "has no checkpoints")
 
