@@ -41,6 +41,7 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
                         next=f"trainworthy run {saved['recipe']} --init-from {folder} (a new run from its weights), or open "
                         f"{folder / 'report.html'}")  # fmt: skip
+    assert_recipe(folder, saved["recipe"])
     plain = recipes.load(saved["recipe"])
     cfg = config.read_args(folder / "args.json", plain.module.Config)
     names = saved.get("fallbacks", saved.get("rungs", []))
@@ -106,6 +107,14 @@ def resumable(session: Session) -> Iterator[None]:
             problem = error
     together(session.accelerator, problem)
     yield
+
+
+def assert_recipe(folder: Path, recipe: str) -> None:
+    """Raise UserError if the fork that the run was started with is no longer there; the run has a copy."""
+    copy = folder / "recipe.py"
+    if recipe.endswith(".py") and not Path(recipe).is_file() and copy.is_file():
+        raise UserError(f"the recipe of {folder} is gone", got=f"no file {recipe}", needed="the file that the run was started with",
+                        cause="it was renamed, moved or deleted", next=f"cp {copy} {recipe}, or move it back")  # fmt: skip
 
 
 def begun(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainworthy.core.base.config import MAY_CHANGE, flat
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.checkpoint_survey import LATEST, SAVED, Readers, put_back, survey
+from trainworthy.core.loop.checkpoint_survey import LATEST, SAVED, Readers, put_back, survey, verify
 
 VARIABLES = "environment."
 """Prefix of environment variables among the settings of a checkpoint; their values are hashes."""
@@ -38,8 +38,8 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Reader
             named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
             raise UserError(f"no checkpoint in {folder} is complete", got=named, needed="one whose files match their hashes",
                             cause="a disk that lost data, or a copy that was not complete",
-                            next=f"put a complete checkpoint back, or start a new run (--init-from {run_folder} takes its best "
-                                 "weights)")  # fmt: skip
+                            next="put a complete checkpoint back, or start a new run"
+                                 + f" (--init-from {run_folder} takes its best weights)" * any(map(_whole, folder.glob("best-step-*"))))  # fmt: skip
     metrics = run_folder / "step_metrics.jsonl"
     lost = not home.is_dir() or (not found and (home / SAVED).is_file())
     if lost and metrics.is_file() and metrics.stat().st_size:
@@ -47,6 +47,13 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Reader
                         needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
                         next="put them back, or start a new run")  # fmt: skip
     return sorted(variables)
+
+
+def _whole(folder: Path) -> bool:
+    try:
+        return not verify(folder)
+    except UserError:
+        return False
 
 
 def assert_own(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:

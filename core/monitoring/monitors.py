@@ -63,7 +63,7 @@ def warning_of_result(metric: Metric, value: float, best: float, others: dict[st
     """Return why a result needs a warning; empty if it needs none. `others`: measured baselines that ignore the
     input."""
     if math.isnan(value) or is_at_chance(metric, value):
-        return f"NO BETTER THAN CHANCE: {metric.name} {value:.4g}, chance {metric.floor:.4g}"
+        return f"{NO_RESULT}: {metric.name} {value:.4g}, chance {metric.floor:.4g}"
     for name, other in others.items():
         if not metric.better(value, other):
             return f"NO BETTER THAN {name.upper()}: {metric.name} {value:.4g}, {name} {other:.4g}"
@@ -116,6 +116,7 @@ def check_rows(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: 
     ]  # fmt: skip
 
 
+NO_RESULT = "NO BETTER THAN CHANCE"
 SPIKES = ("spike", "C17", "no step's loss is far above those before it")
 COLLAPSE = ("collapse", "C17", "the loss does not return to its untrained level")
 PLATEAU = ("plateau", "C11", "the loss also falls at the peak learning rate")

@@ -95,7 +95,9 @@ def train_stage(
     if s.main and result:
         print_result(s, stage, result, cost_of=session.folder)
     if s.main and spec.last:
-        hint = f"\nnext   {command}" if (command := query_command(s.recipe.module, s.folder)) else ""
+        at_chance = result.get("warning", "").startswith(monitors.NO_RESULT)
+        command = f"trainworthy lr {s.recipe.target}" if at_chance else query_command(s.recipe.module, s.folder)
+        hint = f"\nnext   {command}" * bool(command)
         files = {"report": "report.html", "card": "card.md", "export": "export"}
         s.console.say("".join(f"\n{k:<6} {s.folder / name}" for k, name in files.items()) + hint)
     if wrong := agreed(s.accelerator, result.get("wrong")):

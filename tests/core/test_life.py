@@ -263,6 +263,15 @@ def test_a_changed_fork_needs_force(tmp_path: Path):
     trainworthy("resume", folder, "--force", cwd=tmp_path, code=0)
 
 
+def test_a_fork_that_was_renamed_is_named_with_the_run_s_copy(tmp_path: Path):
+    """The next step was another fork of the packaged recipe."""
+    trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path, code=0)
+    code, folder, output = _stop_at(tmp_path, 7, "run", "mine.py", *LONG)
+    assert code == 5, output
+    (tmp_path / "mine.py").rename(tmp_path / "yours.py")
+    assert_refused(trainworthy("resume", folder, cwd=tmp_path), "is gone", f"cp {folder}/recipe.py")
+
+
 def test_a_run_in_use_is_not_resumed_twice(tmp_path: Path):
     child = start("run", "vision/classify", *LONG, cwd=tmp_path)
     for line in child.stdout:

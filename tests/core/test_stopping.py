@@ -106,6 +106,7 @@ def test_a_run_at_chance_stops_itself_and_one_that_ends_there_says_so_first(
     done = launch(*flat, "--train.epochs", "1", code=0)  # too short to be stopped
     told = [line for line in done.stdout.splitlines() if line.startswith(("NO BETTER", "result"))]
     assert told[0].startswith("NO BETTER THAN CHANCE: accuracy"), done.stdout
+    assert "next   trainworthy lr" in done.stdout
     for name in ("report.html", "card.md", "export/README.md"):
         assert "NO BETTER THAN CHANCE" in (done.folder() / name).read_text(), name
 
