@@ -13,10 +13,12 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import psutil
 from accelerate import Accelerator
 from trainworthy.core.base.processes import gathered
+from trainworthy.core.session import nodes
 
 SECONDS = 30
 """How long a process may be stopped. Ctrl-Z and `fg` stop all of them, this watch with them, so that time does not count."""
@@ -56,6 +58,8 @@ def _look(peers: dict[int, psutil.Process], starter: psutil.Process | None) -> N
         time.sleep(1.0)
         if starter and not _lives(starter):
             starter = None
+            if nodes.NOTE in os.environ:  # else torchrun would start the run again
+                nodes.stop_note(Path(os.environ[nodes.NOTE])).touch()
             os.kill(os.getpid(), signal.SIGTERM)
         for rank, process in list(peers.items()):
             try:

@@ -261,7 +261,8 @@ def refuse_separators(texts: list[str], path: str) -> None:
         raise core.UserError(
             f"{mark} is in {n / len(some):.0%} of the documents of {path}", got=f"{n:,} of {len(some):,}",
             needed="documents without it: the recipe ends each with the tokenizer's own token, and a text that spells one is read as letters",
-            cause="several texts in one document, joined by the separator of another program", next=f"split them at {mark}: a row or a file for each",
+            cause="several texts in one document, joined by the separator of another program; or conversations, written with a template",
+            next=f"split them at {mark}: a row or a file for each; conversations: llm/sft",
         )  # fmt: skip
 
 
