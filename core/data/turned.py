@@ -28,6 +28,10 @@ CHANGES: dict[str, Change] = {
     "turned by a quarter": lambda x: x.rot90(1, (-2, -1)),
     "turned by three quarters": lambda x: x.rot90(3, (-2, -1)),
 }
+PAIRS, ITSELF = (
+    64,
+    0.1,
+)  # draws that are compared with their pictures; share of them that are most like these as they are
 ROWS, LEAST = 2000, 20  # samples that are compared; of either class there must be so many
 PLACED = 0.1  # of the samples no longer nearest to their own class in the middle: classes differ in where something is
 KNOWN = 0.9  # share of a class that must be nearest to its own kind as it is
@@ -123,7 +127,7 @@ class Pictures:
 
 def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
     """Return two classes that the training path of `data` exchanges, or None. `scan`: what was read of its evaluation path."""
-    if (found := _pictures(scan, data)) is None:
+    if (found := _pictures(scan, data)) is None or _paths_differ(found, data, seed):
         return None
     plain = found.nearest(found.contents, own=True)
     sure = [c for c in range(len(found.classes)) if found.share(plain, c, c) >= KNOWN]
@@ -144,6 +148,20 @@ def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
             ) >= MADE:
                 return Exchanged(name, (found.classes[a], found.classes[b]), alike, (one, other))
     return None
+
+
+def _paths_differ(found: Pictures, data: Data, seed: int) -> bool:
+    """Return whether hardly any draw of the training path is most like its own picture as the evaluation reads it: one of the two paths turns,
+    mirrors or transposes all of them, which is no augmentation."""
+    keyed, rows = Keyed(data, seed), range(0, len(found.indices), max(1, len(found.indices) // PAIRS))
+    drawn = [(row, pooled(keyed[(0, found.indices[row])][found.input])) for row in rows]
+    kept = [(row, x) for row, x in drawn if x.shape == found.contents.shape[1:]]
+    if not kept:
+        return False
+    pictures, own = found.place(_smooth(torch.stack([x for _, x in kept]))), found.contents[[row for row, _ in kept]]
+    views = [change(own) for change in (*CHANGES.values(), lambda x: x.transpose(-2, -1))]
+    others = torch.stack([_alike(pictures, found.place(view)) for view in views if view.shape == own.shape])
+    return (_alike(pictures, own) >= others.amax(0)).float().mean().item() < ITSELF
 
 
 def exchanging(alike: tuple[float, float]) -> bool:

@@ -175,3 +175,10 @@ def test_a_change_that_the_data_do_not_have_is_not_to_be_generated(pictures, aug
     data = Generated(pictures(), augment)
     made = turned.foreign(inventory.scan("train", data), data, 0)
     assert (made.change if made else None) == change
+
+
+@pytest.mark.parametrize(("change", "made"), [(None, True), (lambda x: x.transpose(-2, -1), False)])
+def test_a_path_that_transposes_every_picture_is_no_augmentation(change, made: bool, monkeypatch):
+    """The training path was blamed, and so was its augmentation; other gates name paths that differ."""
+    monkeypatch.setattr(turned, "_made", lambda *_: 1.0)
+    assert (found(Augmented(change)) is not None) is made

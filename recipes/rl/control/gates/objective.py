@@ -50,7 +50,7 @@ def formula_gate(formula: Callable | None) -> Gate:
         if formula is None:
             raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
         found = stated_by.finding(seen(context).run, *compared(context, formula), (ON_PURPOSE,))
-        if not found.ok and (ignored := _ignored(context, formula)):
+        if not found.ok and not found.cause and (ignored := _ignored(context, formula)):
             found.cause = f"the loss never reads `{ignored}`, on which its formula depends: it is the same with other samples' entries"
         return found
 
