@@ -11,6 +11,7 @@ from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.recipe.stage import Data
 
 PICTURES = (400, 100)  # of training and validation that are compared
+PIXELS = 16_000_000  # of a split that are kept, eight bytes each
 SECONDS = 3.0  # that reading those of a split may take
 WIDTH, GRID = 16, 8  # pixels of a window in a row, and the distance of windows in training pictures
 VARIED = 8  # different pixels that such a window must have
@@ -60,7 +61,7 @@ def _read(data: Data, key: str, most: int) -> dict[int, Tensor]:
         if not isinstance(x, Tensor) or x.ndim != 3 or min(x.shape[1:]) < 2 * WIDTH:
             return {}
         found[i] = _mixed(torch.round(x.double() * 2**16).long())
-        if time.process_time() - began > SECONDS:
+        if time.process_time() - began > SECONDS or sum(p.numel() for p in found.values()) > PIXELS:
             break
     return found
 
