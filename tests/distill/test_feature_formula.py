@@ -23,7 +23,7 @@ def compared(loss) -> formula.Comparison:
     }
     student = nn.Linear(16, 24)
     stage = SimpleNamespace(model=student, loss=lambda m, b: loss(m(b["envelope"]), b))
-    run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32")
+    run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32", cfg=CFG)
     stated = lambda: feature_formula.features(SimpleNamespace(cfg=CFG), stage, batch)  # noqa: E731
     return formula.compared(run, stage, batch, stated)
 
@@ -31,6 +31,22 @@ def compared(loss) -> formula.Comparison:
 def test_the_recipes_loss_is_let_through():
     found = compared(lambda ours, b: whisper.alike(CFG, ours, b))
     assert (found.wrong, len(found.remarks)) == ([], 2)
+
+
+def test_a_term_has_the_weight_that_its_setting_says(monkeypatch):
+    """A factor that the setting follows is no choice of the fork's; one that it does not follow may be."""
+    monkeypatch.setattr(CFG, "mse", 0.5)
+    found = compared(
+        lambda ours, b: whisper.alike(CFG, ours, b) | {"mse": whisper.alike(CFG, ours, b)["mse"] / CFG.mse**2}
+    )
+    assert "with twice the setting mse the term is 0.5 times as large" in " ".join(found.wrong)
+    found = compared(lambda ours, b: whisper.alike(CFG, ours, b) | {"mse": 4 * whisper.alike(CFG, ours, b)["mse"]})
+    assert "follows the setting mse, and is 4 times what that says" in " ".join(found.wrong)
+    found = compared(
+        lambda ours, b: whisper.alike(CFG, ours, b) | {"mse": 3 * whisper.alike(CFG, ours, b)["mse"] / CFG.mse}
+    )
+    assert found.wrong == []
+    assert CFG.mse == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The formula of a classifier's loss: known mistakes are named, objectives of a user's own that pull to the target are let through."""
 
 import contextlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +10,31 @@ from torch import nn
 from torch.nn import functional as F
 from trainworthy.core.base import modes
 from trainworthy.core.gates.checks import formula
-from trainworthy.core.recipe.stage import Expect
+from trainworthy.core.recipe.stage import Expect, Field
 from trainworthy.recipes.vision.gates import objective
 
 N = 10
 CFG = SimpleNamespace(label_smoothing=0.1, balance=SimpleNamespace(by="none", gamma=2.0))
 
 
-def compared(loss, *, cfg=CFG, more=None, moved: float = 0.6, terms=None) -> formula.Comparison:
+class Labels:
+    """Training labels: so many of each class."""
+
+    def __init__(self, sizes: Sequence[int] = (2,) * N):
+        self.fields = {"label": Field("target", classes=[str(c) for c in range(N)])}
+        self.labels = [c for c, n in enumerate(sizes) for _ in range(n)]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def peek(self, index: int, key: str) -> int:
+        return self.labels[index]
+
+
+EVEN = {"train": Labels()}
+
+
+def compared(loss, *, cfg=CFG, more=None, moved: float = 0.6, terms=None, data=EVEN) -> formula.Comparison:
     """Of a loss of logits (B, N) and labels (B,) at a net that has moved."""
     torch.manual_seed(0)
     net = nn.Linear(12, N)
@@ -25,7 +43,7 @@ def compared(loss, *, cfg=CFG, more=None, moved: float = 0.6, terms=None) -> for
         nn.init.zeros_(net.bias)
     batch = {"image": torch.randn(8, 12), "label": torch.arange(8)} | (more or {})
     stage = SimpleNamespace(
-        model=net, expect=Expect(), loss=terms or (lambda m, b: {"ce": loss(m(b["image"]), b["label"])})
+        model=net, expect=Expect(), data=data, loss=terms or (lambda m, b: {"ce": loss(m(b["image"]), b["label"])})
     )  # fmt: skip
     run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32")
     return formula.compared(run, stage, batch, lambda: objective.classify(SimpleNamespace(cfg=cfg), stage, batch))
@@ -88,13 +106,25 @@ def test_mistakes_are_named(loss, words):
     assert words in " ".join(found.causes + found.wrong)
 
 
+def test_logit_adjustment_adds_the_logarithms_of_the_shares():
+    sizes = [20 - 2 * c for c in range(N - 1)] + [1]
+    shares = (torch.tensor(sizes) / sum(sizes)).log()
+    for sign, words in ((1, "logit adjustment"), (-1, "subtracted from the logits")):
+        found = compared(
+            lambda x, y, sign=sign: F.cross_entropy(x + sign * shares, y, label_smoothing=0.1, reduction="sum"),
+            data={"train": Labels(sizes)},
+        )
+        assert bool(found.wrong) is (sign < 0)
+        assert words in " ".join([*found.remarks, *found.causes])
+
+
 def test_mixed_pictures_have_mixed_targets():
     torch.manual_seed(0)
     net, share = nn.Linear(12, N), torch.linspace(0.5, 0.95, 8)
     batch = {"image": torch.randn(8, 12), "label": torch.arange(8), "label2": torch.arange(8).flip(0), "lam": share}
     target = share[:, None] * F.one_hot(batch["label"], N) + (1 - share[:, None]) * F.one_hot(batch["label2"], N)
     due = F.cross_entropy(net(batch["image"]), target, label_smoothing=0.1, reduction="none")
-    stated = objective.classify(SimpleNamespace(cfg=CFG), SimpleNamespace(model=net), batch)["ce"]
+    stated = objective.classify(SimpleNamespace(cfg=CFG), SimpleNamespace(model=net, data=EVEN), batch)["ce"]
     assert torch.allclose(next(iter(stated.right.values())), due)
 
 
