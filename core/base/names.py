@@ -21,9 +21,8 @@ def more_is_better(name: str) -> bool | None:
     found = {*words(name), *re.split(r"[_\W]+", name.lower())} - {""}
     if found & {"neg", "negative", "minus"}:
         return None
-    if " " not in name.strip() and any(
-        w.endswith(("loss", "losses")) for w in found
-    ):  # else it may be `accuracy if best else loss`
+    one = " " not in name.strip()  # else it may be `accuracy if best else loss`
+    if one and any(w.endswith(("loss", "losses")) for w in found):
         return False
     less = any(w.endswith(LESS) or w in LESS_WORDS for w in found)
     more = any(w.endswith(MORE) or w in MORE_WORDS for w in found)

@@ -94,15 +94,11 @@ def resumable(session: Session) -> Iterator[None]:
     readers = Readers(one.process_index, one.num_processes, functools.partial(gathered, one))
     if session.resumes:
         try:
-            variables = assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
+            remarks = assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
             if (end := read_json(session.folder / ENDED)).get("exit_code") == STOPPED_ITSELF:
-                session.console.say(f"the run stopped itself: {end['message']}", style="yellow")
-            metrics = session.folder / "step_metrics.jsonl"
-            if not any(session.folder.glob("checkpoints/*/step-*")) and metrics.is_file() and metrics.stat().st_size:
-                session.console.say("no checkpoint was saved yet: training begins again at step 0", style="yellow")
-            if variables:
-                session.console.say("environment variables that the recipe reads have changed since the run began: "
-                                    f"{', '.join(variables)}", style="yellow")  # fmt: skip
+                remarks.insert(0, f"the run stopped itself: {end['message']}")
+            for remark in remarks:
+                session.console.say(remark, style="yellow")
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

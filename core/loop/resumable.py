@@ -15,7 +15,7 @@ VARIABLES = "environment."
 def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Readers, *, forced: bool) -> list[str]:
     """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
     run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them.
-    Return the environment variables whose values have changed."""
+    Return what to say of it: environment variables whose values have changed, and that there is no checkpoint yet."""
     variables: set[str] = set()
     home = run_folder / "checkpoints"
     problem = None
@@ -41,12 +41,17 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Reader
                             next="put a complete checkpoint back, or start a new run"
                                  + f" (--init-from {run_folder} takes its best weights)" * any(map(_whole, folder.glob("best-step-*"))))  # fmt: skip
     metrics = run_folder / "step_metrics.jsonl"
-    lost = not home.is_dir() or (not found and (home / SAVED).is_file())
-    if lost and metrics.is_file() and metrics.stat().st_size:
+    begun = metrics.is_file() and metrics.stat().st_size > 0
+    if begun and (not home.is_dir() or (not found and (home / SAVED).is_file())):
         raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no checkpoint in {home}",
                         needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
                         next="put them back, or start a new run")  # fmt: skip
-    return sorted(variables)
+    changed = (
+        f"environment variables that the recipe reads have changed since the run began: {', '.join(sorted(variables))}"
+    )
+    return [changed] * bool(variables) + ["no checkpoint was saved yet: training begins again at step 0"] * (
+        begun and not found
+    )
 
 
 def _whole(folder: Path) -> bool:

@@ -141,9 +141,8 @@ def _metric(logged: LOGGED, requested: str, higher: bool | None, source: Path) -
             raise UserError(f"{source} has no metric '{requested}'", needed=f"one of: {known}")
         name = HELD_OUT.sub("", tag) or tag
     elif held_out:
-        name = min(
-            held_out, key=lambda k: (more_is_better(k) is False, -len(logged[held_out[k]]))
-        )  # a score before a loss
+        # a score before a loss
+        name = min(held_out, key=lambda k: (more_is_better(k) is False, -len(logged[held_out[k]])))
         tag = held_out[name]
     else:
         raise UserError(f"{source} has no metric of held-out data", got=", ".join(list(logged)[:8]), needed="a tag such as val/accuracy or "

@@ -198,6 +198,7 @@ def together(accelerator: Accelerator, problem: Stop | None) -> None:
 
 
 def in_use(folder: Path) -> UserError:
+    """Return the message about a run folder that another process has, with its id."""
     pid = locks.holder(folder / ".lock")
     return UserError(
         f"{folder} is in use by another process", got=f"process {pid}" if pid else "", needed="one process at a time",

@@ -249,7 +249,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers = zip(batch["prompt"], generate(model, batch["prompt"]), batch["answer"], strict=True)
-        return [core.Tile(f"{asker.text(p)} -> {text.strip()}{'' if ended else ' ...'} ({due})", score=float(problems.right(text, due)))
+        return [core.Tile(f"{asker.chat.last_text(p)} -> {text.strip()}{'' if ended else ' ...'} ({due})", score=float(problems.right(text, due)))
                 for p, (text, _, ended), due in answers]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

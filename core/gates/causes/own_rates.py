@@ -7,11 +7,9 @@ from itertools import pairwise
 import torch
 
 NEAR = 0.9  # fraction of the peak at the first step, from which on a rate has no warm-up
-FEWEST, END, ALIKE = (
-    10,
-    0.5,
-    0.1,
-)  # steps that show a schedule; its last rate at most; difference of two rates at one share of the run
+FEWEST = 10  # steps that show a schedule
+END = 0.5  # fraction of the peak at its last step, at most
+ALIKE = 0.1  # difference of two rates at one share of the run, in fractions of the peak
 LONGER = 5.0  # largest ratio of the steps in Adam's first mean to those in its second; usual: 0.01 (0.9, 0.999) to 1 (0.95, 0.95)
 
 

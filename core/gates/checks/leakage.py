@@ -8,6 +8,8 @@ from trainworthy.core.gates.checks.repeats import alike_naturally, repeat_natura
 from trainworthy.core.gates.gate import GateContext, fetch, train_set
 from trainworthy.core.recipe.stage import Stage
 
+TILES = "tiles of one picture that overlap were split tile by tile: put all tiles of a picture, or of a region, into one split"
+
 
 def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
     """Return how many copies were found among how many compared samples."""
@@ -32,7 +34,8 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
 def leakage(context: GateContext) -> Finding:
     """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits. Tolerates a few near
     ones, since two people do write the same digit, exact ones of short texts that repeat in training as often, and near ones of texts
-    that are as near to each other in training. Texts with a group field are compared by group alone."""
+    that are as near to each other in training. Texts with a group field are compared by group alone. Finds tiles that overlap
+    (core/data/parts.py), too."""
     run, stage = context.look()
     train_set(stage)
     found = context.data_report["overlap"]
@@ -69,16 +72,13 @@ def leakage(context: GateContext) -> Finding:
         cause = "the test set shares samples with another split: draw it before the others, or remove what it shares"
     if part := context.data_report.get("shared_parts"):
         measured += f"; {parts.Shared(**part)}"
-        cause = (
-            cause
-            or "tiles of one picture that overlap were split tile by tile: put all tiles of a picture, or of a region, into one split"
-        )
+        cause = cause or TILES
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
         (found["exact"] == plain.blank or repeat or plain.natural) and (near <= allowed or by_key or natural or plain.natural)
         and not (shared or tested or cause), measured,
-        f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
+        f"0 exact duplicates, at most {allowed} near ones ({limit}), no group, series or part of a picture in two splits",
         named.order_causes(
             (found["exact"] < near <= n // 10, "a few samples were saved again: keep one of each pair, or put both into one split"),
             (near > found["exact"], "data were augmented or duplicated before they were split"),

@@ -100,7 +100,7 @@ def _seen(context: GateContext, times: int = 1) -> Seen:
 def off_schedule(context: GateContext) -> str:
     """Return how the rate of rehearsed steps differs from the schedule; empty if it does not."""
     seen = _seen(context)
-    faults = _own_faults(seen) if seen.own or _usual(context, seen) else _faults(seen, context.cfg.optim)
+    faults = _own_faults(seen) if _own(context, seen) else _faults(seen, context.cfg.optim)
     return f"the rate is not the schedule's: {faults[0]} (`schedule`)" if faults else ""
 
 
@@ -117,8 +117,7 @@ def schedule(context: GateContext) -> Finding:
     stage = context.peek()
     total = Run(context.cfg, context.accelerator).total_steps(stage)
     seen = _seen(context)
-    settings = context.cfg.optim
-    own = seen.own or "a schedule of train()'s own, which falls with the length of the run" * _usual(context, seen)
+    settings, own = context.cfg.optim, _own(context, seen)
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
     turned, why = own_rates.exchanged_betas(stage.optimizers)
     if wrong and not (own or why):
@@ -128,8 +127,7 @@ def schedule(context: GateContext) -> Finding:
     if loose:
         wrong.append(f"with clipping at {CLIP:g}, the optimiser got a gradient of norm {seen.longest:.3g}")
     warmup = round(settings.warmup * total)
-    declared = "declared: " * bool(seen.own)
-    measured = f"peak {seen.peak:.3g}, {declared}{own}" if own and not wrong else (
+    measured = f"peak {seen.peak:.3g}, {own}" if own and not wrong else (
         f"{len(seen.steps)} optimiser steps as scheduled; in the full run {warmup:,} of {total:,} {'iterations' if seen.made else 'steps'} "
         f"of warm-up to {_peak(seen):.3g}, "
         f"{settings.schedule} to {optim.schedule(total - 1, total, settings) * _peak(seen):.1e}")  # fmt: skip
@@ -146,11 +144,13 @@ def schedule(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _usual(context: GateContext, seen: Seen) -> bool:
-    """Return whether train() sets the rates of one optimiser by a usual schedule of its own, such as a cosine that ends at a tenth."""
-    if len(seen.peaks) > 1 or not seen.steps or not _faults(seen, context.cfg.optim):
-        return False
-    return own_rates.fits(seen.top, seen.units, lambda: _seen(context, 2).top)
+def _own(context: GateContext, seen: Seen) -> str:
+    """Return why rates beside --optim.schedule are right: declared, or a usual schedule of one optimiser that train() sets; "" if neither."""
+    if seen.own:
+        return f"declared: {seen.own}"
+    one = len(seen.peaks) == 1 and seen.steps and _faults(seen, context.cfg.optim)
+    usual = one and own_rates.fits(seen.top, seen.units, lambda: _seen(context, 2).top)
+    return "a schedule of train()'s own, which falls with the length of the run" * bool(usual)
 
 
 def _peak(seen: Seen) -> float:

@@ -190,12 +190,13 @@ class Chat:
         """Return the last turn's text."""
         return self.given(prompt)["messages"][-1]["content"]
 
-    def saying(self, prompt: str, more: str) -> str:
-        """Return the prompt with `more` appended to its last turn."""
+    def asking(self, prompt: str, text: str) -> str:
+        """Return the prompt with another text in its last turn."""
+        if not (self.conversations and conversations.is_prompt(prompt)):
+            return text
         found = self.given(prompt)
-        last = found["messages"][-1]
-        last["content"] = f"{last['content']} {more}"
-        return conversations.as_prompt(found) if self.conversations else last["content"]
+        found["messages"][-1]["content"] = text
+        return conversations.as_prompt(found)
 
 
 def any_conversation(rows: Iterable[dict[str, Any]]) -> bool:

@@ -79,7 +79,8 @@ def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
     plain = chat.render(turns, sample["prompt"], tokenize=False)
     opening = chat.opening(turns, sample["prompt"])
     marker = opening[len(shared(plain, opening)) :]
-    return {**sample, "prompt": chat.saying(sample["prompt"], f"{marker}{sample[answer]}")}
+    whole = f"{chat.last_text(sample['prompt'])} {marker}{sample[answer]}"
+    return {**sample, "prompt": chat.asking(sample["prompt"], whole)}
 
 
 def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[tuple[str, str, str]]:

@@ -14,12 +14,13 @@ from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE
 
-# Published values of label smoothing and of focal loss
-COUNTED = 100_000  # training samples at most whose labels are counted
+COUNTED = 100_000  # training samples at most whose labels are counted for logit adjustment
+UNEVEN = 1.5  # ratio of the largest class to the smallest from which on it is looked for
 SUBTRACTED = (
     "the logarithms of the classes' shares are subtracted from the logits of training, where they are to be added (logit adjustment, Menon 2020): "
     "rare classes get the smaller loss"
 )
+# Published values of label smoothing and of focal loss
 SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
 
 
@@ -33,11 +34,9 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
     if "label2" in batch:
         lam = batch["lam"].float()[:, None]
         truth = lam * truth + (1 - lam) * F.one_hot(batch["label2"], n)
-    weight = (
-        _class_weights(stage)[label.cpu()].to(logits.device)
-        if cfg.balance.by == "weights"
-        else torch.ones_like(log_p[:, 0])
-    )
+    weighted = cfg.balance.by == "weights"
+    weights = _class_weights(stage) if weighted or len(stage.data["train"]) <= COUNTED else torch.ones(n)
+    weight = weights[label.cpu()].to(logits.device) if weighted else torch.ones_like(log_p[:, 0])
     gamma, eps = (cfg.balance.gamma, 0.0) if cfg.balance.by == "focal" else (0.0, cfg.label_smoothing)
 
     def ce(eps: float, log_p: Tensor = log_p, truth: Tensor = truth) -> Tensor:
@@ -54,11 +53,11 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
     right |= {f"focal loss, gamma {g:g}": focused(g, 1 - own) for g in GAMMAS} | {
         "binary cross-entropy of each class": each
     }
-    adjusted = _adjusted(stage, logits)
     wrong = {}
-    if adjusted:
-        right["cross-entropy with logit adjustment (Menon 2020)"] = ce(eps, adjusted[0])
-        wrong[SUBTRACTED] = ce(eps, adjusted[1])
+    if weights.max() >= UNEVEN * weights.min():
+        shares = (1 / (n * weights)).log().to(logits.device)
+        right["cross-entropy with logit adjustment (Menon 2020)"] = ce(eps, (logits + shares).log_softmax(1))
+        wrong[SUBTRACTED] = ce(eps, (logits - shares).log_softmax(1))
     return {
         "ce": Statement(
             right,
@@ -72,15 +71,6 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
             own=lambda: _pulls(stage, batch),
         )
     }  # fmt: skip
-
-
-def _adjusted(stage: Stage, logits: Tensor) -> list[Tensor]:
-    """Return the log-probabilities of logits to which the logarithms of the classes' shares in training were added, and subtracted; empty if
-    the classes are equally large, or the samples too many to count."""
-    if len(stage.data["train"]) > COUNTED or (weights := _class_weights(stage)).max() < 1.5 * weights.min():
-        return []
-    shares = (1 / (len(weights) * weights)).log().to(logits.device)
-    return [(logits + sign * shares).log_softmax(1) for sign in (1, -1)]
 
 
 def _class_weights(stage: Stage) -> Tensor:

@@ -342,17 +342,10 @@ class Asker:
         answered = [{"prompt": self.chat.last_text(r["prompt"]), "completion": r["answer"]} for r in self.solved]
         return self.chat.turns(prompt, self.chat.shots(answered, len(answered)) if answered else ())
 
-    def text(self, prompt: str) -> str:
-        """Return what is asked, without the turns before it."""
-        return self.chat.last_text(prompt)
-
-    def after(self, text: str, prompt: str) -> str:
-        """Return the prompt with `text` before what is asked."""
-        if not conversations.is_prompt(prompt):
-            return f"{text}\n{prompt}"
-        found = self.chat.given(prompt)
-        found["messages"][-1]["content"] = f"{text}\n{self.text(prompt)}"
-        return conversations.as_prompt(found)
+    def after(self, solved: dict[str, str], prompt: str) -> str:
+        """Return the prompt with a solved question before what is asked."""
+        text = f"{self.chat.last_text(solved['prompt'])} {solved['answer']}\n{self.chat.last_text(prompt)}"
+        return self.chat.asking(prompt, text)
 
     def ids(self, prompt: str) -> list[int]:
         """Return the tokens before the answer."""

@@ -312,8 +312,7 @@ def prompts(s: Subject) -> Gate:
         prompts of different lengths in one batch with those of each alone."""
         u, wrong = unit(s, context), []
         rows = [{**u.rows[0], "prompt": u.rows[0]["question"]}, u.stage.data["val"].rows[0]]
-        longer = s.asker.after(f"{s.asker.text(rows[0]['prompt'])} {rows[0]['answer']}", rows[1]["prompt"])
-        rows.append({**rows[1], "prompt": longer})
+        rows.append({**rows[1], "prompt": s.asker.after(rows[0], rows[1]["prompt"])})
         with heard(u.stage.model) as seen_ids:
             u.run.measure(u.stage, View(Problems(rows), range(len(rows))))
         trained = u.ids[0][0]

@@ -64,8 +64,8 @@ def unit(s: Subject, context: GateContext) -> Unit:
         for row in rows[
             s.cfg.num_generations :
         ]:  # a longer prompt: padding on the wrong side then changes the shorter ones
-            first = f"{s.asker.text(rows[0]['question'])} {rows[0]['answer']}"
-            row["prompt"] = s.asker.put(s.asker.after(first, row["question"]))
+            solved = {"prompt": rows[0]["question"], "answer": rows[0]["answer"]}
+            row["prompt"] = s.asker.put(s.asker.after(solved, row["question"]))
         seeds.seed_global(context.cfg.run.seed, "unit")
         with (
             in_mode(stage.model, training=True),
