@@ -12,7 +12,7 @@ from trainworthy.core.base import interrupts
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.config import take, take_number, unknown
 from trainworthy.core.base.console import discard, table, write_anywhere
-from trainworthy.core.base.errors import SIGNALS, USAGE, Signalled, Stop, UserError, not_permitted
+from trainworthy.core.base.errors import SIGNALS, USAGE, Interrupted, Signalled, Stop, UserError, not_permitted
 from trainworthy.core.recipe.registry import Entry, find, recipes
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
@@ -107,7 +107,7 @@ def main() -> None:
         sys.exit(code)
     except (Stop, PermissionError) as error:
         stop = error if isinstance(error, Stop) else not_permitted(error)
-        print(f"error: {stop}", file=sys.stderr)
+        print(stop if isinstance(stop, Interrupted) else f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
 
 
@@ -230,7 +230,7 @@ def report(argv: list[str]) -> None:
 
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing",
                         needed="a run's folder, one with TensorBoard's files, or a trainer_state.json",
-                        next=where_runs_are(Path(argv[1])) if len(argv) == 2 else "ls -d runs/*/*")  # fmt: skip
+                        next=where_runs_are(Path(argv[1]), "report") if len(argv) == 2 else "ls -d runs/*/*")  # fmt: skip
     from trainworthy.core.report import write
     from trainworthy.core.report.folder import args_of
 

@@ -1,7 +1,9 @@
 """Settings from the command line and from files; presets are functions of the recipe."""
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import json
 import math
 import re
@@ -106,12 +108,12 @@ def of_recipes(table: str) -> dict[str, Any]:
     return json.loads((Path(__file__).resolve().parents[2] / "recipes" / f"{table}.json").read_text())
 
 
-def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:
-    """Build the error for an unknown name: all known names if they are few, else the most similar ones."""
+def unknown(what: str, name: str, known: typing.Iterable[str], *, prefix: str = "", **more: Any) -> UserError:
+    """Build the error for an unknown name: all known names if they are few, else the most similar ones, each behind `prefix`."""
     known, off = sorted(known), f"{name.removeprefix('no-')}.no-enabled"
     alike = [k for k in known if k == off or k.split(".")[-1] == name.split(".")[-1]]
     near = alike + difflib.get_close_matches(name, known, n=3, cutoff=0.4) if len(known) > 6 else []
-    names = ", ".join(dict.fromkeys(near or known))
+    names = ", ".join(dict.fromkeys(prefix + one for one in near or known))
     return UserError(f"unknown {what}", needed=f"a known name, such as {names}" if near else f"one of: {names}", **more)
 
 
@@ -205,9 +207,33 @@ def _from_command_line(
         from trainworthy.core.base.setting_help import join_lines
 
         join_lines(module.Config)
-    cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
+        tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)  # prints and exits
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
+            cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog)
+    except SystemExit:
+        raise _not_read(shown.getvalue(), prog) from None
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=where, command=prog)
+
+
+def _not_read(box: str, prog: str) -> UserError:
+    """Return the error for words that the parser cannot read. `box`: what it prints, a frame around a sentence and the help."""
+    lines = [line.strip("│| ") for line in box.splitlines()]
+    rules = [i for i, line in enumerate(lines) if re.match("[╭+]?[─-]{3}", line)]
+    what = " ".join(lines[slice(*(rules + [len(lines)])[:2])][1:])  # from the frame to the first line across it
+    next_ = f"{prog} --help"
+    if found := re.match(r"Unrecognized options: (.*)", what):
+        return UserError("words that belong to no setting", got=found[1], needed="each value behind its --setting; several gates of --only "
+                         "are joined by commas: --only data,overfit", next=next_)  # fmt: skip
+    if found := re.match(r"invalid choice (.*) for argument '(--\S+)'. Expected one of \((.*?),?\)", what):
+        return UserError(f"{found[2]} has a value that is not offered", got=found[1], needed=found[3].replace("', '", "' | '"), next=next_)
+    if found := re.match(r"Missing value for argument '(--\S+)'", what):
+        return UserError(f"{found[1]} needs a value", got="none", next=next_)
+    if found := re.match(r"Error parsing (--\S+): (.*)", what):
+        return UserError(f"{found[1]} cannot be read", got=found[2], needed="see its line in the help", next=next_)
+    return UserError("the settings cannot be read", got=what, next=next_)
 
 
 def assert_known(
@@ -225,7 +251,7 @@ def assert_known(
         ours = ELSEWHERE.get(name.split(".")[-1], "")
         if ours.split(" ")[0] in settings:
             raise UserError(f"unknown setting --{name}", needed=f"--{ours}", next=f"{prog} --help")
-        raise unknown(f"setting --{name}", name, settings, next=f"{prog} --help")
+        raise unknown(f"setting --{name}", name, settings, prefix="--", next=f"{prog} --help")
 
 
 def changed(module: types.ModuleType, cfg: Config, argv: list[str], *, prog: str) -> Config:
@@ -251,7 +277,7 @@ def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] |
         for group in groups:
             owner = getattr(owner, group, None)
         if not hasattr(owner, last):
-            raise unknown(f"setting {masking.flag(name)}", masking.flag(name)[2:], flags(type(cfg)))
+            raise unknown(f"setting {masking.flag(name)}", masking.flag(name)[2:], flags(type(cfg)), prefix="--")
         setattr(owner, last, value)
     settings = to_dict(cfg)
     if names := masking.missing(settings):

@@ -121,7 +121,7 @@ def begun(folder: Path) -> dict[str, Any]:
                         next=f"trainworthy resume {folder.parent.parent}")  # fmt: skip
     if not args.is_file() or folder.resolve().parent.name == "checks":
         raise UserError(f"{folder} is not a run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
-                        next=where_runs_are(folder))  # fmt: skip
+                        next=where_runs_are(folder, "resume"))  # fmt: skip
     try:
         saved = json.loads(args.read_text())
         return {**saved, **{k: saved[k] for k in ("recipe", "preset", "argv")}}

@@ -91,6 +91,8 @@ class GateContext:
     follows: Literal["none", "rehearsed", "trained"] = "none"
     """The stage before this one: none, one that the gates trained on eight samples, or one that this run has
     trained."""
+    failed: list[str] = field(default_factory=list)
+    """Gates that have failed in this process, in the order they ran. A gate need not take minutes to say the same again."""
     memo: dict[str, Any] = field(default_factory=dict)
     here: set[str] = field(default_factory=set)
     """Entries of `memo` whose weights are on the device."""

@@ -75,6 +75,7 @@ def run_gates(
         verdict.stage, verdict.reads = context.stage, list(one.reads)
         if verdict.verdict == "fail" and one.id in context.cfg.gates.waive:
             verdict.verdict, verdict.reason = "waived", context.cfg.gates.because
+        context.failed += [one.id] * (verdict.verdict == "fail")
         return verdict
 
     for i, one in enumerate(gates):
@@ -155,7 +156,7 @@ def _check(one: Gate, context: GateContext) -> Verdict:
             "build it last, over the very model that is trained", evidence={"error": _cut(f"{type(error).__name__}: {error}")},
         ) if held else Finding(
             False, _cut(f"raised {type(error).__name__}: {error}"), "no exception",
-            _where(error),
+            _where(error, context.train),
             evidence={"traceback": [_cut(line, 10) for line in traceback.format_exception(error)]},
         )  # fmt: skip
     worst = 0 if not finding.ok else 1 if skipped else 2
@@ -184,9 +185,14 @@ def _raised(verdict: Verdict) -> bool:
     return verdict.verdict == "fail" and "traceback" in verdict.evidence
 
 
-def _where(error: BaseException) -> str:
-    """Return the line of the user's code that raised, and below it the line of a library where it ended."""
-    places = dict.fromkeys(f"{f.filename}:{f.lineno}: {f.line}" for f in frames(error))
+def _where(error: BaseException, train: Callable) -> str:
+    """Return the line of the user's code that raised, and below it the line of a library where it ended. Between them comes
+    what a loop has not got in a rehearsal, if it raised for lack of a value."""
+    places = list(dict.fromkeys(f"{f.filename}:{f.lineno}: {f.line}" for f in frames(error)))
+    lacks = isinstance(error, UnboundLocalError) or "NoneType" in str(error)
+    if lacks and any(f.f_code is getattr(train, "__code__", None) for f, _ in traceback.walk_tb(error.__traceback__)):
+        places.insert(1, "if an evaluation gives this value: a rehearsal may end before the first one, as a stopped run does; give it a value "
+                         "before the loop (`kept = copy.deepcopy(model.state_dict())`)")  # fmt: skip
     return "\n".join(places)
 
 

@@ -359,12 +359,13 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
     )  # fmt: skip
 
 
-def write(run: "Run", found: list[Verdict]) -> None:
-    """Write monitors.json, and print a line for each monitor with advice."""
+def write(run: "Run", found: list[Verdict], *, show: bool = True) -> None:
+    """Write monitors.json, and print a line for each monitor with advice. `show` is False where the run stops: its reason is printed,
+    and advice for the whole run would give another one."""
     found_as_json = json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
     write_whole(run.folder / "monitors.json", found_as_json)
     for v in found:
-        if v.verdict in ("advice", "fail"):
+        if show and v.verdict in ("advice", "fail"):
             lines = f"{v.measured}; {v.remedy}".replace("\n", f"\n{'':23}")  # below the first line's text
             run.console.say(f"  {v.verdict:<6} {v.id:<13} {lines}")
 
@@ -376,7 +377,7 @@ def kept(run: "Run", stage: Stage) -> Iterator[None]:
         yield
     except Stop:
         if run.tracker:
-            write(run, of(run, stage))
+            write(run, of(run, stage), show=False)
         raise
     except Exception:
         if run.tracker:

@@ -39,6 +39,7 @@ def assert_settings(entry: Entry, argv: list[str], options: str, *, command: str
         kinds = names(entry.path)
     except (Unresolved, SyntaxError, UnicodeDecodeError):
         return
+    kinds.setdefault("max-steps", "int")
     known = {*kinds, *ALWAYS, *re.findall(r"--([a-z][a-z-]*[a-z])", options)}
     config.assert_known(argv, known, prog=command, settings=kinds)
     for word, following in pairwise([*argv, ""]):

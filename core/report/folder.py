@@ -89,12 +89,19 @@ def worst_first(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(verdicts, key=lambda v: rank.get(v["verdict"], 2))
 
 
-def where_runs_are(folder: Path) -> str:
-    """Return the next step for a folder that is not a run: the newest run in it, if --run.out or a recipe's folder was named."""
+def where_runs_are(folder: Path, command: str = "") -> str:
+    """Return the next step for a folder that is not a run: `command`, or a sentence, with the newest run in it that trained, if --run.out
+    or a recipe's folder was named."""
     found = [p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/args.json")]
     # names begin with the time
     runs = sorted((run for run in found if run.parent.name != "checks"), key=lambda run: run.name)
-    return f"the newest run in it: {runs[-1]}" if runs else "ls -d runs/*/*"
+    if command == "resume":
+        runs = [run for run in runs if not (run / "summary.json").exists()] or runs
+    trained = [run for run in runs if (run / "checkpoints").exists() or (run / "summary.json").exists()]
+    newest = (trained or runs or [None])[-1]
+    if newest is None:
+        return "ls -d runs/*/*"
+    return f"trainworthy {command} {newest}" if command else f"the newest run in it: {newest}"
 
 
 def args_of(folder: Path, **kinds: type) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Typing errors in settings and gates are refused from the source alone, before torch is imported."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -32,15 +33,16 @@ def test_names_in_the_source_are_those_of_the_loaded_recipe(entry):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("run vision/classify --train.epoch 3", "such as train.epochs"),
-        ("run vision/classify --data-path x", "such as data.path"),
+        ("run vision/classify --train.epoch 3", "such as --train.epochs"),
+        ("run vision/classify --data-path x", "such as --data.path"),
         ("data rl/ppo --learning-rate=1", "--optim.lr"),
         ("run vision/classify --optim.lr fast", "--optim.lr needs a number"),
+        ("run vision/classify --max-steps abc", "--max-steps needs a whole number"),
         ("run vision/classify --train.batch-size=1.5", "--train.batch-size needs a whole number"),
         ("check vision/classify --only overfitt", "such as overfit"),
         ("check rl/ppo --only data,probe-constnt", "such as probe-constant"),
         ("check vision/detect --only labels", "unknown gate 'labels'"),
-        ("plan vision/classify --train.epoch 3", "such as train.epochs"),
+        ("plan vision/classify --train.epoch 3", "such as --train.epochs"),
     ],
 )
 def test_typing_errors_need_no_torch(words, expected):
@@ -48,6 +50,24 @@ def test_typing_errors_need_no_torch(words, expected):
     assert found.returncode == 2, found.stderr
     assert expected in found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--optim.schedule foo", r"--optim.schedule has a value that is not offered\n  got: +'foo'\n  needed: +'cosine' \| 'wsd'"),
+        ("--train.max-steps", r"--train.max-steps needs a value"),
+        ("--widths a b", r"--widths cannot be read\n  got: .*'a', 'b'"),
+        ("--max-steps 4 5", r"words that belong to no setting\n  got: +5\n  needed: +each value behind its --setting"),
+    ],
+)
+def test_what_the_parser_refuses_reads_like_other_errors(words, expected):
+    """The parser's own frame had no next command, and broke long lines."""
+    module = loading.load("vision/classify").module
+    with pytest.raises(config.UserError) as refused:
+        config.parse(module, words.split(), prog="trainworthy run vision/classify")
+    assert re.search(expected, str(refused.value)), refused.value
+    assert "next:         trainworthy run vision/classify --help" in str(refused.value)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=[e.id for e in ENTRIES])

@@ -16,8 +16,16 @@ def context(folder: Path) -> SimpleNamespace:
     """As much of a context as the runner itself reads."""
     alone = SimpleNamespace(num_processes=1, is_main_process=True)
     cfg = SimpleNamespace(gates=SimpleNamespace(waive=(), because=""))
-    return SimpleNamespace(accelerator=alone, cfg=cfg, folder=folder, argv=["mine.py"], again=None, stage="",
-                           once=lambda _key, _make: 0, put_away=lambda: None)  # fmt: skip
+    return SimpleNamespace(accelerator=alone, cfg=cfg, folder=folder, argv=["mine.py"], again=None, stage="", train=keeps_the_best,
+                           failed=[], once=lambda _key, _make: 0, put_away=lambda: None)  # fmt: skip
+
+
+def keeps_the_best(evaluations: list[dict], model: torch.nn.Module) -> None:
+    """A loop that loads the best weights at its end."""
+    kept = None
+    for _ in evaluations:
+        kept = model.state_dict()
+    model.load_state_dict(kept)
 
 
 def gate(id: str, ok: bool, ran: list[str], **marks: bool) -> Gate:
@@ -65,6 +73,26 @@ def test_an_exception_is_printed_once_with_the_users_line(tmp_path: Path, capsys
     assert shown.count(own) == 1, shown
     assert "raised what `first` raised" in shown
     assert "explained_by" not in found[1].evidence
+
+
+def test_a_loop_without_an_evaluation_is_told_what_it_lacks(tmp_path: Path):
+    """Twelve gates of a fork failed with `Expected state_dict to be dict-like`, and no word of the evaluation that a rehearsal has not."""
+    loop = Gate("loop", "C1", "", lambda c: c.train([], torch.nn.Linear(2, 2)))
+    (found,) = runner.run_gates([loop], context(tmp_path), known={}, console=Console())
+    own, hint, _ = found.remedy.splitlines()
+    assert "model.load_state_dict(kept)" in own
+    assert "before the first one" in hint
+    other = Gate("other", "C1", "", lambda _: torch.nn.Linear(2, 2).load_state_dict(None))
+    assert "before the first one" not in runner.run_gates([other], context(tmp_path), known={}, console=Console())[0].remedy
+
+
+def test_gates_that_failed_are_noted_for_later_ones(tmp_path: Path):
+    """`tiny-data` does not train for minutes then."""
+    ran: list[str] = []
+    now = context(tmp_path)
+    now.cfg.gates.waive = ("waived",)
+    runner.run_gates([gate(n, n == "good", ran) for n in ("waived", "good", "bad")], now, known={}, console=Console())
+    assert now.failed == ["bad"]
 
 
 def test_a_measured_cause_comes_before_a_list(tmp_path: Path):

@@ -249,7 +249,7 @@ def test_a_folder_around_runs_names_its_newest_run(tmp_path: Path):
         with pytest.raises(UserError, match=f"next: +the newest run in it: {tmp_path}/lora/sft/20260102-1"):
             args_of(around)
     assert_refused(
-        trainworthy("resume", "lora", cwd=tmp_path), "is not a run folder", "newest run in it: lora/sft/20260102-1"
+        trainworthy("resume", "lora", cwd=tmp_path), "is not a run folder", "trainworthy resume lora/sft/20260102-1"
     )
 
 

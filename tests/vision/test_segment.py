@@ -224,12 +224,17 @@ def test_a_class_that_is_never_found_is_named():
     found = pictures.forgotten.check([*rows, {"val/recall/nothing": 1.0, "val/recall/nucleus": 0.0}])
     assert not found.ok
     assert found.measured == "recall below 1%: nucleus"
-    found = pictures.forgotten_class.check([{f"val/recall/{i}": float(i == 0) for i in range(10)}])
+    even, rare = (pictures.forgotten_class(torch.tensor(labels)) for labels in ([0, 1, 2], [0, 0, 0, 1, 2]))
+    found = even.check([{f"val/recall/{i}": float(i == 0) for i in range(10)}])
     assert found.measured == "recall below 1%: 1, 2, 3, 4, 5 and 4 more of 10 classes"
+    assert found.remedy == pictures.ONE_CLASS
+    never = [{"val/recall/a": 0.9, "val/recall/b": 0.8, "val/recall/c": 0.0}]
+    assert "--balance.by" not in even.check(never).remedy
+    assert "--balance.by" in rare.check(never).remedy
     for one, cfg in (
         (pictures.forgotten, segment.Config),
         (pictures.forgotten_box, detect.Config),
-        (pictures.forgotten_class, classify.Config),
+        (rare, classify.Config),
     ):
         settings = config.flat(config.to_dict(cfg()))
         named = re.findall(r"--([a-z.-]+)", one.check([{"val/recall/a": 0.0}]).remedy)

@@ -187,20 +187,29 @@ def _every_class(remedy: str) -> Monitor:
         worst = min(recall, key=recall.get) if recall else ""
         least = f"lowest recall: {worst}, {recall[worst]:.3f}" if recall else "no class occurs"
         more = f" and {len(never) - 5} more of {len(recall)} classes" if len(never) > 5 else ""
+        one = len(recall) > 2 and len(never) == len(recall) - 1
         return Finding(
             not never, f"recall below 1%: {', '.join(never[:5])}{more}" if never else least,
-            "a recall above 1% for every class that occurs", remedy, evidence={"recall": recall},
+            "a recall above 1% for every class that occurs", ONE_CLASS if one else remedy, evidence={"recall": recall},
         )  # fmt: skip
 
     return check
 
 
+ONE_CLASS = "every sample gets the same class: the model has learnt nothing yet (if the loss falls: more --train.epochs), or nothing any more"
 forgotten = _every_class("a rare class against a large background: --dice, --focal, or more windows in which it occurs")
 forgotten_box = _every_class(
     "if the loss still falls: more --train.epochs; if the class is rare in training: more pictures in which it occurs; if its scores are "
     "low: a smaller --score-thresh"
 )
-forgotten_class = _every_class(
-    "if the class is rare in training: --balance.by weights or sampler; if the loss still falls: more --train.epochs; if neither: the "
-    "evaluation reads its pictures differently (channels, scale, order of classes)"
-)
+
+
+def forgotten_class(labels: Tensor) -> Monitor:
+    """The same for classes of pictures. `labels` (N,) are those of training: a class is rare with less than half of the largest one's."""
+    counts = torch.bincount(labels)
+    counts = counts[counts > 0]
+    rare = "if the class is rare in training: --balance.by weights or sampler; " * bool(2 * counts.min() < counts.max())
+    return _every_class(
+        f"{rare}if the loss still falls: more --train.epochs; if not: the evaluation reads its pictures differently (channels, scale, order "
+        "of classes)"
+    )
