@@ -215,6 +215,24 @@ def test_a_softmax_over_samples_is_named(axis: int, cause: str):
     assert explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False).startswith(cause)
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_an_entry_that_leaves_its_sample_is_named(both: bool):
+    """Pictures in the order of their brightness, with labels as they were: it was called statistics over the batch. Where both move, it is."""
+    torch.manual_seed(0)
+    net, data = nn.Bilinear(3, 5, 4), TensorPairs(torch.randn(8, 3), torch.randn(8, 5))
+
+    def loss(model: nn.Module, batch: dict) -> dict:
+        order = batch["x"].sum(1).argsort()
+        out = model(batch["x"][order], batch["y"][order] if both else batch["y"])
+        return {"mse": out.square().sum() + (out[0] * out[-1]).sum()}
+
+    stage = SimpleNamespace(model=net, loss=loss)
+    run = SimpleNamespace(autocast=contextlib.nullcontext, device=torch.device("cpu"))
+    mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
+    found = explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False)
+    assert found.startswith("the loss puts the samples of 'x' in another order than those of 'y'") != both, found
+
+
 class TensorPairs(Data):
     """Rows of two tensors."""
 

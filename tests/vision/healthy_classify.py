@@ -42,6 +42,10 @@ VARIANTS = [
             hunk=(STAGES, staged('stage.model.blocks[0].requires_grad_(False)\n'
                                  'stage.optimizers = {"main": core.make_optimizer(stage.model, cfg.optim)}\n'
                                  'stage.expect.frozen = ("blocks.0.",)')), naive="parameters without gradient"),
+    Healthy("perceptron", ("--optim.lr", "1e-3"),
+            hunk=(MODEL, 'n_pixels = train_data.get(0, None)["image"].numel()\n'
+                  "    model = nn.Sequential(v2.Normalize(mean.tolist(), std.tolist()), nn.Flatten(), nn.Linear(n_pixels, 128), nn.ReLU(),\n"
+                  "                          nn.Linear(128, len(classes)))\n"), naive="pixels of the border are always 0"),
     Healthy("dropout", hunk=(MODEL, MODEL + "    model.head = nn.Sequential(nn.Dropout(0.3), model.head)\n"),
             naive="two forwards differ"),
     Healthy("ok-03-batch-norm",

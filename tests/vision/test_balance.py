@@ -9,6 +9,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vision.classify import Images
 from trainworthy.recipes.vision.data import balancing
 from trainworthy.recipes.vision.data.pictures import Labelled
+from trainworthy.recipes.vision.gates import pictures
 
 LABELS = torch.arange(10).repeat_interleave(100)
 
@@ -75,3 +76,19 @@ def test_balance_and_mixing_are_refused_together(launch):
     done = launch("check", "vision/classify", "--balance.by", "weights", "--mix.mixup", "0.2")
     assert done.returncode == 2, done.shown
     assert "do not go together" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("often", "weights", "cause"),
+    [
+        ([400, 400, 400], [0.1, 0.5, 2.4], "sampler and weights are both on"),
+        ([400, 60, 20], [1.0, 1.0, 1.0], "of another split"),
+        ([400, 60, 20], [400.0, 60.0, 20.0], "the weights are inverted: they grow with the number of samples of a class"),
+        ([400, 60, 20], [1 / 60, 1 / 20, 1 / 400], "the weights are in another class order than the labels"),
+        ([400, 60, 20], [1.0, 0.8, 0.9], ""),
+    ],
+)
+def test_unequal_classes_have_a_measured_cause(often: list[int], weights: list[float], cause: str):
+    """`weights of another split, in another class order, or inverted` was printed for a sampler and weights that are both on."""
+    found = pictures._unbalanced(often, weights)
+    assert (cause in found) if cause else not found, found

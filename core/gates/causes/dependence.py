@@ -116,10 +116,59 @@ def _in_the_model(m: Mixture, indices: Sequence[int]) -> str:
             else ""
         )
         if _unlike_alone(given, [one[call][1] for one in alone], m.limit):
+            if moved := _moved_entries(m, indices):
+                return moved
             parent = name.rpartition(".")[0] or "the model"
             return f"{whose or _kind(m, indices, call, of_inputs=True)}: before {place}, in the forward of {parent}"
         return f"{whose or _kind(m, indices, call)}: in {place}; what it reads is still each sample's own"
     return ""
+
+
+def _moved_entries(m: Mixture, indices: Sequence[int]) -> str:
+    """Whether the loss puts the samples of one entry in another order and not those of another: which rows of the model's input change with
+    each entry of the first sample."""
+    batch, given = m.read(indices), []
+
+    def keep(_: Any, args: Any, kwargs: Any) -> None:
+        given.append(_rows([args, kwargs], ints=True))
+
+    def inputs(batch: dict) -> Rows:
+        given.clear()
+        with hooked([m.stage.model.register_forward_pre_hook(keep, with_kwargs=True)]), evaluating(m.stage.model), torch.no_grad():
+            m.stage.loss(m.stage.model, batch)
+        return [x for call in given for x in call]
+
+    own, rows = inputs(dict(batch)), {}
+    for key, x in batch.items():
+        other = _altered(x, len(indices))
+        if other is None:
+            continue
+        found = inputs({**batch, key: other})
+        pairs = [(a, b) for a, b in zip(own, found, strict=False) if a.shape == b.shape and len(a) == len(indices)]
+        rows[key] = {j for a, b in pairs for j in range(len(a)) if not torch.equal(a[j], b[j])}
+    away = {key: min(found) for key, found in rows.items() if len(found) == 1 and 0 not in found}
+    stays = [key for key, found in rows.items() if found == {0}]
+    if not away or not stays:
+        return ""
+    key, row = next(iter(away.items()))
+    return (f"the loss puts the samples of '{key}' in another order than those of {', '.join(map(repr, stays))}: a change of the first "
+            f"sample's reaches row {row} of the model's input, a change of the others' row 0; entries of one sample must stay together (a "
+            "pairing that is meant, as of noise: declare it in Expect.batch_dependence)")  # fmt: skip
+
+
+def _altered(x: Any, n: int) -> Tensor | None:
+    """Return an entry of the batch with another first sample: shifted by a hundredth, or with the value of another one; None if there is none."""
+    if not isinstance(x, Tensor) or x.shape[:1] != (n,):
+        return None
+    other = x.clone()
+    if x.is_floating_point():
+        other[0] = x[0] * 1.01 + 0.01
+        return other
+    for row in x[1:]:
+        if not torch.equal(row, x[0]):
+            other[0] = row
+            return other
+    return None
 
 
 def _padded(m: Mixture, indices: Sequence[int]) -> set[int]:
@@ -256,8 +305,9 @@ def _by_pairs(m: Mixture, three: Sequence[int]) -> tuple[dict[int, float], float
     return {power: total / 3**power for power, total in sums.items()}, m.loss(three)
 
 
-def _rows(values: Any) -> Rows:
-    return [x.detach() for x in tree_leaves(values) if isinstance(x, Tensor) and x.ndim and x.is_floating_point()]
+def _rows(values: Any, *, ints: bool = False) -> Rows:
+    """Return the tensors among nested values, those of whole numbers on request."""
+    return [x.detach() for x in tree_leaves(values) if isinstance(x, Tensor) and x.ndim and (ints or x.is_floating_point())]
 
 
 def _unlike_alone(together: Rows, alone: list[Rows], limit: float) -> set[int]:

@@ -40,14 +40,14 @@ def balance(context: GateContext) -> Finding:
         label = int(data.peek(i, "label"))
         first.setdefault(label, i)
         often[label] += 1
-    say, names, wrong = {}, data.fields["label"].classes, []
+    say, weights, names, wrong = {}, {}, data.fields["label"].classes, []
     for label, i in sorted(first.items()):
         one = fetch(data, [i], None, run.device)
         with evaluating(stage.model), torch.no_grad(), run.autocast():
             plain = F.cross_entropy(stage.model(one["image"]).float(), one["label"], label_smoothing=smoothing)
             weighs = float(sum(stage.loss(stage.model, one).values()) / plain)
         divided = float(sum(stage.counts(one).values()))
-        say[names[label]] = often[label] * weighs
+        say[names[label]], weights[label] = often[label] * weighs, weighs
         if abs(weighs - divided) > 0.01 * weighs:
             wrong.append(f"a sample of {names[label]} weighs {weighs:.3g} and is divided by {divided:.3g}")
     most, least = max(say, key=say.get), min(say, key=say.get)
@@ -60,11 +60,27 @@ def balance(context: GateContext) -> Finding:
         ratio <= EVEN and not wrong,
         "; ".join([measured, *wrong[:1]]),
         f"no class more than {EVEN:g} times another; the same weight in loss and denominator",
-        "the weights are those of another split, in another class order, or inverted\n"
-        "the weights are in the loss but not in its denominator (counts), or sampler and weights are both on\n"
-        "the sampler repeats samples of the wrong classes",
+        "the weights are those of another split, or the sampler repeats samples of the wrong classes",
+        cause=_unbalanced([often[k] for k in weights], [*weights.values()]) if ratio > EVEN else
+        "the weights are in the loss but not in its denominator (counts)" if wrong else "",
         evidence={"say": say, "often": {names[k]: v for k, v in often.items()}},
     )  # fmt: skip
+
+
+def _unbalanced(often: list[int], weights: list[float]) -> str:
+    """Return why the products of these are unequal: samples of each class in an epoch, and what one weighs in the loss."""
+
+    def even(values: list[float]) -> bool:
+        return max(values) <= EVEN * min(values)
+
+    if even(often) and not even(weights):
+        return "sampler and weights are both on: each class is drawn as often as the others, and the loss has weights, too; leave one out"
+    if even(weights):
+        return "all samples weigh the same although the classes are drawn unequally: the weights, or the sampler's labels, are of another split"
+    inverted = even([w / k for w, k in zip(weights, often, strict=True)])
+    moved = even([w * k for w, k in zip(sorted(weights), sorted(often, reverse=True), strict=True)])
+    found = ["inverted: they grow with the number of samples of a class"] * inverted + ["in another class order than the labels"] * moved
+    return f"the weights are {', or '.join(found)}" if found else ""
 
 
 # ----------------------------------------------------------------------------------------------------------------- labels
@@ -131,15 +147,15 @@ def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------------------------------------------------------ scale
 @gate("scale", rows="V1", title="the first layer's input is normalised exactly once, on both paths", reads="data model")
 def scale(context: GateContext) -> Finding:
-    """Measures mean and standard deviation of each channel at the input of the first layer with weights."""
+    """Measures mean and standard deviation of each channel at the input of the first layer with weights, or of the whole input where that
+    layer has no channels of the pictures: a perceptron's flat input, patches."""
     (run, stage), seed = context.look(), context.cfg.run.seed
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for path, name, draws in (("training", "train", seed), ("evaluation", "val", None)):
         data = stage.data[name]
-        reached = _first_input(
-            stage.model, fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
-        )
-        flat = to_double(reached.cpu()).transpose(0, 1).flatten(1)  # (C, B x H x W)
+        images = fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
+        reached = to_double(_first_input(stage.model, images).cpu())
+        flat = reached.transpose(0, 1).flatten(1) if reached.shape[1] == images.shape[1] else reached.reshape(1, -1)  # (C, B x H x W)
         found[path] = flat.mean(1), flat.std(1)
     wrong = [
         f"{path} path: {what} {' '.join(f'{v:.3g}' for v in values.tolist())}"
@@ -151,8 +167,9 @@ def scale(context: GateContext) -> Finding:
                       for p, (m, s) in found.items())  # fmt: skip
     return Finding(
         not wrong, "; ".join(wrong) or measured, f"means within {OFF:g} of 0, standard deviations from {SPREAD[0]:g} to {SPREAD[1]:g}",
-        "normalised twice: by the data and by the model\npictures of 0-255 instead of 0-1, or never normalised\n"
-        "mean and std belong to other weights or other pictures",
+        "normalised twice: by the data and by the model\nmean and std belong to other weights or other pictures",
+        cause="pictures of 0-255 instead of 0-1" if max(s.max() for _, s in found.values()) > 20 else
+        "divided by 255 twice, or by 255 before mean and std of 0-255" if max(s.max() for _, s in found.values()) < 0.05 else "",
     )  # fmt: skip
 
 
