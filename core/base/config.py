@@ -222,7 +222,7 @@ def _not_read(box: str, prog: str) -> UserError:
     """Return the error for words that the parser cannot read. `box`: what it prints, a frame around a sentence and the help."""
     lines = [line.strip("│| ") for line in box.splitlines()]
     rules = [i for i, line in enumerate(lines) if re.match("[╭+]?[─-]{3}", line)]
-    what = " ".join(lines[slice(*(rules + [len(lines)])[:2])][1:])  # from the frame to the first line across it
+    what = " ".join(lines[slice(*[*rules, len(lines)][:2])][1:])  # from the frame to the first line across it
     next_ = f"{prog} --help"
     if found := re.match(r"Unrecognized options: (.*)", what):
         return UserError("words that belong to no setting", got=found[1], needed="each value behind its --setting; several gates of --only "

@@ -21,6 +21,7 @@ MUNCHAUSEN = """    tau, worth = 0.03, target(rows["following"])
 """
 
 VARIANTS = [
+    healthy_ppo.shaped("ok-dqn-shaped-by-end", healthy_ppo.FALLEN, "rl/dqn", "--n-step", "3", more=("terms",)),
     healthy("ok-dqn-plain", "--no-double", "--no-dueling", naive="the largest of the target network's own values"),
     healthy("ok-dqn-three-steps", "--n-step", "3", naive="returns of what other policies did"),
     healthy("ok-dqn-prioritised", "--prioritized-replay-alpha", "0.6", naive="samples are drawn again and again"),

@@ -22,7 +22,24 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "") -> Healthy:
     return Healthy(id, argv, hunk, naive, recipe="rl/ppo", may_skip=SKIPS)
 
 
+FOLLOWED = "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n"
+CENTRED = FOLLOWED + '        followed["reward"] = followed["reward"] - 0.1 * followed["next_observation"][:, 0].abs()\n'
+FALLEN = FOLLOWED + '        followed["reward"] = followed["reward"] - 10.0 * followed["terminated"].float()\n'
+TILTED = FOLLOWED + '        followed["reward"] = followed["reward"] - followed["next_observation"][:, 2].abs()\n'
+OF_PROBES = ("targets", "probe-constant", "probe-observation", "probe-delay", "probe-limit", "probe-action", "probe-both", "probe-scale",
+             "whitening", "exploration", "target", "next-action", "lower")  # fmt: skip
+
+
+def shaped(id: str, line: str, recipe: str = "rl/ppo", *argv: str, more: tuple[str, ...] = ()) -> Healthy:
+    """A reward that the loop shapes: the probes have other rewards, or other observations."""
+    return Healthy(id, argv, (FOLLOWED, line), "targets that are not those of the environment's rewards", recipe=recipe,
+                   may_skip=(*SKIPS, *OF_PROBES, *more))  # fmt: skip
+
+
 VARIANTS = [
+    shaped("ok-rl-shaped-by-place", CENTRED),
+    shaped("ok-rl-shaped-by-end", FALLEN),
+    shaped("ok-rl-shaped-by-tilt", TILTED),
     healthy("ok-rl-whitened-before-the-cut", naive="a minibatch's mean is not 0",
             hunk=("everyone = run.gather(batch[\"advantage\"])", "everyone = run.gather(rows[\"advantage\"])")),
     healthy("ok-rl-one-pass", "--update-epochs", "1", naive="the ratio is 1 everywhere"),

@@ -30,7 +30,10 @@ def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
     return Healthy(id, argv, hunk, naive, recipe="rl/sac", may_skip=healthy_ppo.SKIPS)
 
 
+ACTIVE = healthy_ppo.FOLLOWED + '        followed["reward"] = followed["reward"] - 0.1 * action.square().sum(-1)\n'
+
 VARIANTS = [
+    healthy_ppo.shaped("ok-sac-shaped-by-action", ACTIVE, "rl/sac", more=("terms",)),
     healthy("ok-sac-hot", "--init-temperature", "1", naive="entropy is all that counts at first"),
     healthy("ok-sac-cold", "--init-temperature", "0.02", naive="a term without a gradient"),
     healthy("ok-sac-fixed-temperature", naive="a term of the paper is missing", hunk=FIXED),

@@ -31,6 +31,7 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     learnt,
     measure_reward_scale,
     one_step_targets,
+    own_targets,
     probe_gate,
     rounded,
 )
@@ -68,8 +69,8 @@ def targets_gate(subject: Subject) -> Gate:
                 f"both: {len(bad)} of {len(pairs)} targets differ from the reward of their action, e.g. {bad[0]:.2f}"
             )
         measured += [f"every reward times {times:.4g}"] * (times != 1)
-        if wrong and not cause and (soft := _soft_targets(context, subject)):
-            raise Skip(f"{soft}: they contain the policy's entropy, which the probes' rules do not")
+        if wrong and (own := own_targets(context, subject)):
+            raise Skip(own)
         cause = cause or (_by_definition(context, subject) if wrong else "")
         return Finding(
             not wrong, "; ".join(wrong) or f"equal to the analytic returns: {'; '.join(measured)}",
@@ -83,16 +84,6 @@ def targets_gate(subject: Subject) -> Gate:
         )  # fmt: skip
 
     return check
-
-
-def _soft_targets(context: GateContext, subject: Subject) -> str:
-    """Return the description of the configured run's targets if they are exactly those of a soft policy (see the gate `returns`)."""
-    with contextlib.suppress(Skip, KeyError, AttributeError, TypeError):
-        compared = subject.targets(context.cfg, seen(context)) if subject.targets else {}
-        return next(
-            (name for name, (off, _) in compared.items() if name.startswith(definitions.SOFT) and off <= LIMIT), ""
-        )
-    return ""
 
 
 def _by_definition(context: GateContext, subject: Subject) -> str:
