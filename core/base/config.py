@@ -228,7 +228,12 @@ def _not_read(box: str, prog: str) -> UserError:
         return UserError("words that belong to no setting", got=found[1], needed="each value behind its --setting; several gates of --only "
                          "are joined by commas: --only data,overfit", next=next_)  # fmt: skip
     if found := re.match(r"invalid choice (.*) for argument '(--\S+)'. Expected one of \((.*?),?\)", what):
-        return UserError(f"{found[2]} has a value that is not offered", got=found[1], needed=found[3].replace("', '", "' | '"), next=next_)
+        return UserError(
+            f"{found[2]} has a value that is not offered",
+            got=found[1],
+            needed=found[3].replace("', '", "' | '"),
+            next=next_,
+        )
     if found := re.match(r"Missing value for argument '(--\S+)'", what):
         return UserError(f"{found[1]} needs a value", got="none", next=next_)
     if found := re.match(r"Error parsing (--\S+): (.*)", what):

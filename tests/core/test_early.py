@@ -55,7 +55,10 @@ def test_typing_errors_need_no_torch(words, expected):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--optim.schedule foo", r"--optim.schedule has a value that is not offered\n  got: +'foo'\n  needed: +'cosine' \| 'wsd'"),
+        (
+            "--optim.schedule foo",
+            r"--optim.schedule has a value that is not offered\n  got: +'foo'\n  needed: +'cosine' \| 'wsd'",
+        ),
         ("--train.max-steps", r"--train.max-steps needs a value"),
         ("--widths a b", r"--widths cannot be read\n  got: .*'a', 'b'"),
         ("--max-steps 4 5", r"words that belong to no setting\n  got: +5\n  needed: +each value behind its --setting"),

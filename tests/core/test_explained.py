@@ -83,7 +83,10 @@ def test_a_loop_without_an_evaluation_is_told_what_it_lacks(tmp_path: Path):
     assert "model.load_state_dict(kept)" in own
     assert "before the first one" in hint
     other = Gate("other", "C1", "", lambda _: torch.nn.Linear(2, 2).load_state_dict(None))
-    assert "before the first one" not in runner.run_gates([other], context(tmp_path), known={}, console=Console())[0].remedy
+    assert (
+        "before the first one"
+        not in runner.run_gates([other], context(tmp_path), known={}, console=Console())[0].remedy
+    )
 
 
 def test_gates_that_failed_are_noted_for_later_ones(tmp_path: Path):

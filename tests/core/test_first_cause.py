@@ -163,8 +163,9 @@ def test_a_known_mistake_is_named_before_what_follows_from_it(launch, fork):
     done = launch("check", "mine.py", "--only", "initial-loss,scored,formula", code=3)
     verdicts = {v["id"]: v for v in done.verdicts()}
     assert verdicts["scored"]["verdict"] == "fail", done.shown
-    first = verdicts["initial-loss"]["remedy"].splitlines()[0]
-    assert "the softmax runs over rows of the picture" in first, first
+    assert verdicts["initial-loss"]["verdict"] == "pass", "it leaves a loss of another form to `formula`"
+    assert "see first: formula" in done.shown
+    assert "the softmax runs over rows of the picture" in verdicts["formula"]["remedy"].splitlines()[0], done.shown
 
 
 def test_a_resumed_run_of_which_nothing_differs_gets_no_cause():

@@ -23,7 +23,9 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "") -> Healthy:
 
 
 FOLLOWED = "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n"
-CENTRED = FOLLOWED + '        followed["reward"] = followed["reward"] - 0.1 * followed["next_observation"][:, 0].abs()\n'
+CENTRED = (
+    FOLLOWED + '        followed["reward"] = followed["reward"] - 0.1 * followed["next_observation"][:, 0].abs()\n'
+)
 FALLEN = FOLLOWED + '        followed["reward"] = followed["reward"] - 10.0 * followed["terminated"].float()\n'
 TILTED = FOLLOWED + '        followed["reward"] = followed["reward"] - followed["next_observation"][:, 2].abs()\n'
 OF_PROBES = ("targets", "probe-constant", "probe-observation", "probe-delay", "probe-limit", "probe-action", "probe-both", "probe-scale",

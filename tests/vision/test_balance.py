@@ -83,7 +83,11 @@ def test_balance_and_mixing_are_refused_together(launch):
     [
         ([400, 400, 400], [0.1, 0.5, 2.4], "sampler and weights are both on"),
         ([400, 60, 20], [1.0, 1.0, 1.0], "of another split"),
-        ([400, 60, 20], [400.0, 60.0, 20.0], "the weights are inverted: they grow with the number of samples of a class"),
+        (
+            [400, 60, 20],
+            [400.0, 60.0, 20.0],
+            "the weights are inverted: they grow with the number of samples of a class",
+        ),
         ([400, 60, 20], [1 / 60, 1 / 20, 1 / 400], "the weights are in another class order than the labels"),
         ([400, 60, 20], [1.0, 0.8, 0.9], ""),
     ],

@@ -134,7 +134,11 @@ def _moved_entries(m: Mixture, indices: Sequence[int]) -> str:
 
     def inputs(batch: dict) -> Rows:
         given.clear()
-        with hooked([m.stage.model.register_forward_pre_hook(keep, with_kwargs=True)]), evaluating(m.stage.model), torch.no_grad():
+        with (
+            hooked([m.stage.model.register_forward_pre_hook(keep, with_kwargs=True)]),
+            evaluating(m.stage.model),
+            torch.no_grad(),
+        ):
             m.stage.loss(m.stage.model, batch)
         return [x for call in given for x in call]
 
@@ -307,7 +311,9 @@ def _by_pairs(m: Mixture, three: Sequence[int]) -> tuple[dict[int, float], float
 
 def _rows(values: Any, *, ints: bool = False) -> Rows:
     """Return the tensors among nested values, those of whole numbers on request."""
-    return [x.detach() for x in tree_leaves(values) if isinstance(x, Tensor) and x.ndim and (ints or x.is_floating_point())]
+    return [
+        x.detach() for x in tree_leaves(values) if isinstance(x, Tensor) and x.ndim and (ints or x.is_floating_point())
+    ]
 
 
 def _unlike_alone(together: Rows, alone: list[Rows], limit: float) -> set[int]:

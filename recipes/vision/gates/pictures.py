@@ -79,7 +79,9 @@ def _unbalanced(often: list[int], weights: list[float]) -> str:
         return "all samples weigh the same although the classes are drawn unequally: the weights, or the sampler's labels, are of another split"
     inverted = even([w / k for w, k in zip(weights, often, strict=True)])
     moved = even([w * k for w, k in zip(sorted(weights), sorted(often, reverse=True), strict=True)])
-    found = ["inverted: they grow with the number of samples of a class"] * inverted + ["in another class order than the labels"] * moved
+    found = ["inverted: they grow with the number of samples of a class"] * inverted + [
+        "in another class order than the labels"
+    ] * moved
     return f"the weights are {', or '.join(found)}" if found else ""
 
 
@@ -155,7 +157,9 @@ def scale(context: GateContext) -> Finding:
         data = stage.data[name]
         images = fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
         reached = to_double(_first_input(stage.model, images).cpu())
-        flat = reached.transpose(0, 1).flatten(1) if reached.shape[1] == images.shape[1] else reached.reshape(1, -1)  # (C, B x H x W)
+        flat = (
+            reached.transpose(0, 1).flatten(1) if reached.shape[1] == images.shape[1] else reached.reshape(1, -1)
+        )  # (C, B x H x W)
         found[path] = flat.mean(1), flat.std(1)
     wrong = [
         f"{path} path: {what} {' '.join(f'{v:.3g}' for v in values.tolist())}"

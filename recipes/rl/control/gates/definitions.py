@@ -162,7 +162,10 @@ def with_shaping(seen: "Seen", places: list[list[tuple[int, int]]], found: list[
     if compared[quantity][0] > 1e-3:
         return {}
     most = added.abs().max().item()
-    return {f"{shaping.SHAPED} by up to {most:.2g} a step, a function of the observation, the action or the end": (0.0, ""), **compared}
+    return {
+        f"{shaping.SHAPED} by up to {most:.2g} a step, a function of the observation, the action or the end": (0.0, ""),
+        **compared,
+    }
 
 
 def unplayed(seen: "Seen", rows: dict[str, Tensor], places: list[list[tuple[int, int]]]) -> Compared:

@@ -180,7 +180,11 @@ def own_targets(context: GateContext, subject: Subject) -> str:
         compared = subject.targets(context.cfg, seen(context)) if subject.targets else {}
         if all(off <= EXACT for off, _ in compared.values()):
             name = next((name for name in compared if name.startswith((definitions.SOFT, shaping.SHAPED))), "")
-            why = "they contain the policy's entropy" if name.startswith(definitions.SOFT) else "they are added to the environment's"
+            why = (
+                "they contain the policy's entropy"
+                if name.startswith(definitions.SOFT)
+                else "they are added to the environment's"
+            )
             return f"{name}: {why}, which the probes' rules do not know" if name else ""
     return ""
 

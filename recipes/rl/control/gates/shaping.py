@@ -12,7 +12,9 @@ EXACT = 1e-3  # of the largest difference that is explained
 MOST = 12  # numbers in an observation: with more of them there are too few rows
 
 
-def added(steps: dict[str, Tensor], rows: Sequence[tuple[int, int, float]], *, decay: float, over: Tensor, length: int = 0) -> Tensor | None:
+def added(
+    steps: dict[str, Tensor], rows: Sequence[tuple[int, int, float]], *, decay: float, over: Tensor, length: int = 0
+) -> Tensor | None:
     """Return the reward (steps, environments) that the loop adds to each step, if sums of such rewards explain all `rows` (step,
     environment, target minus what the environment's rewards give): a linear function of the observations, their sizes and squares, the
     action, and of whether the episode ends. `decay`: weight of the next step's reward, to the end of the episode (`over`) or over `length`
@@ -49,7 +51,9 @@ def _features(steps: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _fit(parts: list[Tensor], rows: Sequence[tuple[int, int, float]], due: Tensor, decay: float, over: Tensor, length: int) -> Tensor | None:
+def _fit(
+    parts: list[Tensor], rows: Sequence[tuple[int, int, float]], due: Tensor, decay: float, over: Tensor, length: int
+) -> Tensor | None:
     """Return the added rewards of all steps if the differences are exactly sums of a linear function of these parts."""
     each = torch.cat(parts, -1)
     sums = torch.stack([_sum(each, t, i, decay, over, length) for t, i, _ in rows])
