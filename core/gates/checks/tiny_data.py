@@ -274,12 +274,8 @@ def tiny_data(context: GateContext) -> Finding:
         settled = wrong or found["behind"]
         if not done and not settled:
             _leave_to_others(context, found["steps"])
-        if (
-            done
-            or settled
-            or not found["in_time"]
-            or (not context.deep and found["train"].gap > span / 2 and not doubt)
-        ):
+        memorised = not context.deep and found["train"].gap > span / 2 and not doubt
+        if done or settled or memorised or not found["in_time"]:
             break
     found = found if settled else _on_more(context, _in_time(found, whole), partial(go, 4, n=MORE))
     learnt, carried, again, retrained = found["train"], found["held_out"], None, None
@@ -301,12 +297,8 @@ def tiny_data(context: GateContext) -> Finding:
         measured += f"; {late} at {carried.own:.3f}"
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
     causes = [] if ok or settled else [not_learnt.why(learnt, carried, retrained, partial(not_memorised, context))]
-    causes = [
-        *[paths.REMEDY] * bool(wrong),
-        *[BEHIND] * bool(found["behind"]),
-        *[TEST_LOST] * (lost := _lost_in_test(found)),
-        *causes,
-    ]
+    lost = _lost_in_test(found)
+    causes = [*[paths.REMEDY] * bool(wrong), *[BEHIND] * bool(found["behind"]), *[TEST_LOST] * lost, *causes]
     names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes)) if wrong else []
     measured = "; ".join([*(e.words(names) for e in wrong), *[found["behind"]] * bool(found["behind"]), measured])
     return Finding(

@@ -2,8 +2,6 @@
 them. Each function returns {compared quantity: (largest relative difference, the likely cause)}."""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
@@ -146,28 +144,6 @@ def measured(compared: "Compared") -> str:
     return causes[0].splitlines()[0] if causes else ""
 
 
-def with_shaping(seen: "Seen", places: list[list[tuple[int, int]]], found: list[float], due: list[list[float]], sums: dict[str, Any],
-                 again: Callable[["Seen"], Compared], quantity: str) -> Compared:  # fmt: skip
-    """Return the comparison `again` with the rewards that the loop shapes, if only they explain the targets `found` (see shaping.py);
-    nothing if they do not. `sums`: how a target adds up rewards."""
-    if "environment's reward" in seen.steps:  # they are shaped already
-        return {}
-    rows = [(*some[0], f - d[0]) for some, f, d in zip(places, found, due, strict=True) if len(some) == len(d) == 1]
-    added = shaping.added(seen.steps, rows, **sums)
-    if added is None:
-        return {}
-    reward = seen.steps["reward"]
-    steps = seen.steps | {"reward": (reward + added).to(reward.dtype), "environment's reward": reward}
-    compared = again(replace(seen, steps=steps))
-    if compared[quantity][0] > 1e-3:
-        return {}
-    most = added.abs().max().item()
-    return {
-        f"{shaping.SHAPED} by up to {most:.2g} a step, a function of the observation, the action or the end": (0.0, ""),
-        **compared,
-    }
-
-
 def unplayed(seen: "Seen", rows: dict[str, Tensor], places: list[list[tuple[int, int]]]) -> Compared:
     """Return the rows that no environment produced."""
     share = sum(not p for p in places) / max(len(places), 1)
@@ -243,7 +219,7 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
     if returned > 1e-3 * scale and not known:
         found = [r * size for r in rows["return"].tolist()]
         sums = {"decay": cfg.gamma * cfg.gae_lambda, "over": steps["terminated"] | steps["truncated"]}
-        shaped = with_shaping(seen, places, found, [[a + v for a, v in some] for some in due], sums,
+        shaped = shaping.compared(seen, places, found, [[a + v for a, v in some] for some in due], sums,
                               lambda seen: _ppo_values(cfg, seen, net, places, rows, size), "returns")  # fmt: skip
         if shaped:
             return shaped
@@ -315,7 +291,9 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
             return out | {soft: (0.0, cause)}
         found = [r * unit for r in rows["return"].tolist()]
         sums = {"decay": cfg.gamma, "over": done, "length": cfg.n_step}
-        if not known and (shaped := with_shaping(seen, places, found, all_due(), sums, partial(dqn, cfg), "targets")):
+        if not known and (
+            shaped := shaping.compared(seen, places, found, all_due(), sums, partial(dqn, cfg), "targets")
+        ):
             return shaped
         known = known or seen.misstored or clipped(found, all_due())
         cause = f"{known}\n{cause}" if known else cause
@@ -412,7 +390,7 @@ def sac(cfg: Any, seen: "Seen") -> Compared:
     known = seen.misstored or clipped(found, due) if off > 1e-3 else ""
     if off > 1e-3:
         sums = {"decay": 1.0, "over": steps["terminated"] | steps["truncated"], "length": 1}
-        if shaped := with_shaping(seen, places, found, due, sums, partial(sac, cfg), "targets"):
+        if shaped := shaping.compared(seen, places, found, due, sums, partial(sac, cfg), "targets"):
             return shaped
     out["targets"] = (off, f"{known}\n{CAUSES['sac']}" if known else CAUSES["sac"])
     return out

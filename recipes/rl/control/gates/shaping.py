@@ -2,14 +2,42 @@
 for large actions, for an early end; Ng 1999). Training targets then fit no definition with the environment's rewards, and are right."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from trainworthy.recipes.rl.control.gates.definitions import Compared
+    from trainworthy.recipes.rl.control.gates.recording import Seen
+
 SHAPED = "rewards that the loop shapes"
 EXACT = 1e-3  # of the largest difference that is explained
 MOST = 12  # numbers in an observation: with more of them there are too few rows
+
+
+def compared(seen: "Seen", places: list[list[tuple[int, int]]], found: list[float], due: list[list[float]], sums: dict[str, Any],
+                 again: Callable[["Seen"], "Compared"], quantity: str) -> "Compared":  # fmt: skip
+    """Return the comparison `again` with the rewards that the loop shapes, if only they explain the targets `found` (see `added`);
+    nothing if they do not. `sums`: how a target adds up rewards."""
+    if "environment's reward" in seen.steps:  # they are shaped already
+        return {}
+    rows = [(*some[0], f - d[0]) for some, f, d in zip(places, found, due, strict=True) if len(some) == len(d) == 1]
+    more = added(seen.steps, rows, **sums)
+    if more is None:
+        return {}
+    reward = seen.steps["reward"]
+    steps = seen.steps | {"reward": (reward + more).to(reward.dtype), "environment's reward": reward}
+    result = again(replace(seen, steps=steps))
+    if result[quantity][0] > 1e-3:
+        return {}
+    most = more.abs().max().item()
+    return {
+        f"{SHAPED} by up to {most:.2g} a step, a function of the observation, the action or the end": (0.0, ""),
+        **result,
+    }
 
 
 def added(
