@@ -171,6 +171,7 @@ class Evidence:
             self.values.root(module, args[0], out, self.credit)
             self.same_rows.root(args[0], grad)
             if grad:
+                self.credit.asked = (args[0],)
                 self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
             return

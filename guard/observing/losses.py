@@ -161,7 +161,7 @@ class Losses:
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
         if isinstance(out, Tensor):
-            self.evidence.log_prob(out, self.last_root, value)
+            self.evidence.log_prob(out, value)
 
     def _fit(self, name: str, prediction: Tensor, target: Tensor, out: Any = None) -> None:
         """Record how far a loss without class numbers falls, and whether its targets are in the order of the inputs."""

@@ -193,6 +193,9 @@ class Following(Observer):
         return self.sources.setdefault((kind(module), *source), Scales())
 
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
+        if not grad:
+            with contextlib.suppress(Exception):
+                self.evidence.sampling.gave(inside(module), out)
         one = self.recent[-1] if self.recent else None
         if one is None or self.now is None or grad:
             return
@@ -229,11 +232,19 @@ class Following(Observer):
                 self._hits(input, target)
 
     def compared(self, name: str, tensors: tuple) -> None:
-        if not torch.is_grad_enabled() and len(tensors) == 2 and tensors[0].shape == tensors[1].shape:
+        if len(tensors) != 2 or tensors[0].shape != tensors[1].shape:
+            return
+        if torch.is_grad_enabled():
+            with contextlib.suppress(Exception):
+                self.evidence.sampling.compared(*tensors)
+        else:
             self._note(float((tensors[0].float() - tensors[1].float()).abs().mean()))
 
-    def regressed(self, *_: Any) -> None:
-        """Record nothing."""
+    def regressed(self, one: Tensor, other: Tensor) -> None:
+        """Note what a loss written as a difference compares with."""
+        if torch.is_grad_enabled() and one.shape == other.shape:
+            with contextlib.suppress(Exception):
+                self.evidence.sampling.compared(one, other)
 
     def _note(self, value: float) -> None:
         if self.now is not None:

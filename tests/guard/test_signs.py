@@ -153,7 +153,8 @@ def policy(*, other: bool, single: bool) -> tuple[str, str] | None:
         logits = torch.zeros(1 if not single else 2, 2)[0].requires_grad_(True)
         value = torch.tensor(int(draw.integers(0, 2)) if other else action)
         out = F.log_softmax(logits, 0)[value]
-        one.log_prob(out, (None, (torch.from_numpy(obs),), {}), value)
+        one.asked = (torch.from_numpy(obs),)
+        one.log_prob(out, value)
         one.play(7, (action,))
         losses.append(out)
         returns.append(25.0 - t % 25)

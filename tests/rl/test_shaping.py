@@ -46,3 +46,6 @@ def test_mistakes_are_no_shaping(steps: dict):
     assert found(steps, torch.zeros(T, E), noise=0.1) is None
     assert found(steps, steps["observation"][..., 0] - reward, length=1) is None
     assert found(steps, torch.where(steps["terminated"], torch.randn(T, E), 0.0)) is None
+    steps["reward"] = torch.ones(T, E)
+    for lost in (-1.0, 1.0):  # the last reward of an episode is masked, or counted twice
+        assert found(steps, lost * steps["terminated"]) is None

@@ -247,13 +247,7 @@ def tiny_data(context: GateContext) -> Finding:
     is not limited. An unclear result gets four times as many steps; a narrow pass is repeated on other samples. Deep:
     250 samples, 30 epochs (120 if needed), and a plateau."""
     probe = context.peek()
-    train_set(probe)
-    if probe.expect.gate_batch_size and not context.deep:
-        raise Skip("one sample takes too long for this check: run `trainworthy check --deep --only tiny-data`")
-    metric, cfg = probe.gate_evaluator.metric, context.cfg
-    span = abs(metric.ceiling - metric.floor)
-    if not 0 < span < math.inf:
-        raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
+    metric, cfg, span = probe.gate_evaluator.metric, context.cfg, _span(context)
     world = context.accelerator.num_processes
     batch = max(min(max(cfg.train.batch_size, 32), TINY), 4 * world)
 
@@ -307,6 +301,19 @@ def tiny_data(context: GateContext) -> Finding:
         cause="" if ok or settled else _measured_cause(context, found, partial(go, 1, n=n, patient=True)),
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, context.accelerator.device),
     )  # fmt: skip
+
+
+def _span(context: GateContext) -> float:
+    """Return the metric's range from floor to ceiling. Skips where there is none, or where a sample takes too long."""
+    probe = context.peek()
+    train_set(probe)
+    if probe.expect.gate_batch_size and not context.deep:
+        raise Skip("one sample takes too long for this check: run `trainworthy check --deep --only tiny-data`")
+    metric = probe.gate_evaluator.metric
+    span = abs(metric.ceiling - metric.floor)
+    if not 0 < span < math.inf:
+        raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
+    return span
 
 
 def _leave_to_others(context: GateContext, steps: int) -> None:

@@ -37,6 +37,8 @@ class Credit:
         self.again = 0
         self.batches: list[tuple[int, list[tuple[tuple[int, int, int], float]]]] = []
         """Number of recorded steps when the gradient came, and the weight of each step."""
+        self.asked: tuple = ()
+        """What the last model that was called with gradients got. A critic may be called without them between a policy and its `log_prob`."""
         self.known: set = set()
         self.played: dict[tuple[int, int, int], float] = {}  # the discrete action of each step
         self.scored: dict[tuple[int, int, int], float] = {}  # the action whose log-probability was taken there
@@ -108,11 +110,11 @@ class Credit:
             self.again += key in self.where
             self.where[key] = (env, len(rewards), i)
 
-    def log_prob(self, out: Tensor, root: tuple | None, value: Any = None) -> None:
+    def log_prob(self, out: Tensor, value: Any = None) -> None:
         """Note a log-probability that will be differentiated, of actions `value` in observations that are known."""
-        if not self.where or root is None or not out.requires_grad or len(self.known) >= ROWS:
+        if not self.where or not out.requires_grad or len(self.known) >= ROWS:
             return
-        x = next(iter(floats(root[1:])), None)
+        x = next(iter(floats(self.asked)), None)
         if x is None or not x.dim():
             return
         single = not out.dim()

@@ -1,11 +1,13 @@
-"""Compares the time that a net gets with pure noise, when samples are drawn, with the times at which training gave it noise.
+"""Compares how samples are drawn from a diffusion model with how it is trained.
 
-Sampling from a diffusion model starts from pure noise. If the net gets a time there at which its training inputs held hardly any noise, the
-sampling loop runs backwards in time.
+Sampling starts from pure noise. If the net gets a time there at which its training inputs held hardly any noise, the sampling loop runs
+backwards in time. A net that predicts the noise has a negative weight in the next, less noisy sample, one that predicts the sample a positive
+one: if training's target is the other one of the two, the sampler takes the output for what it is not.
 """
 
 import weakref
-from collections import deque
+from collections import Counter, deque
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,10 @@ NEAR = 0.1  # fraction of the training calls: those whose times are closest to t
 LITTLE, MUCH = 0.35, 0.65  # share of noise in an input, from 0 to 1
 ORDERED = 0.8  # rank correlation of time and noise
 FEWEST = 256
+STEPS, CLEAR = 96, 3.0  # steps of sampling that are read; standard errors from which a weight has a sign
+SIGNED, MOSTLY = 6, 0.9  # fewest steps with a sign, and the share of them that must agree
+SAMPLE, NOISE = "the sample", "the noise that was added"
+LARGEST = 200_000  # numbers of a batch of samples that are compared
 
 
 class Sampling:
@@ -30,6 +36,12 @@ class Sampling:
         self.calls = 0
         self.noised: dict[int, list[tuple[Tensor, Tensor]]] = {}  # model -> times, shares of noise
         self.starts: dict[int, list[float]] = {}  # model -> times that it got with pure noise
+        self.given: Tensor | None = None  # the last input of training that holds noise,
+        self.added: list[Tensor] = []  # and noise of its shape
+        self.targets: Counter = Counter()
+        self.last: tuple[int, Tensor, Tensor | None] | None = None  # model, input and output of the last call of a sampling loop
+        self.signs: Counter = Counter()  # of the output's weight in the next input
+        self.guided = False  # two outputs make a step
 
     def drew(self, out: Tensor) -> None:
         """Record noise that the script drew."""
@@ -42,6 +54,7 @@ class Sampling:
         x = next((v for v in given if v.is_floating_point() and v.dim() > 1 and v[0].numel() >= ENTRIES), None)
         if x is None or not self.draws:
             return
+        self._follow(id(module), x.detach())
         times = [v for v in given if v is not x and v.numel() in (1, len(x)) and v.dim() < 3 and not v.requires_grad]
         noise = [n for ref in self.draws if (n := ref()) is not None and n.shape == x.shape]
         if len(times) != 1 or not noise:
@@ -54,9 +67,63 @@ class Sampling:
                 and not any(address_of(n) == address_of(x) for n in noise)
             ):
                 self.calls += 1
+                self.given, self.added = x.detach(), noise
                 self.noised.setdefault(id(module), []).append((time, max((share(x, n) for n in noise), key=explained)))
         elif any(address_of(n) == address_of(x) for n in noise) and bool((time == time[0]).all()):
             self.starts.setdefault(id(module), []).append(float(time[0]))
+
+    def compared(self, one: Tensor, other: Tensor) -> None:
+        """Note what a loss of training compares the output with: the sample, or the noise that was added to it."""
+        target = one if other.requires_grad else other
+        x, self.given = self.given, None
+        if x is None or target.requires_grad or target.shape != x.shape or sum(self.targets.values()) >= CALLS:
+            return
+        if any(address_of(n) == address_of(target) for n in self.added):
+            self.targets[NOISE] += 1
+        elif any(is_clean(x, target, n) for n in self.added):
+            self.targets[SAMPLE] += 1
+        else:
+            self.targets["another"] += 1
+
+    def _follow(self, model: int, x: Tensor) -> None:
+        """Note the weight of the last output in this input, if both belong to one sampling loop."""
+        last, self.last = self.last, None
+        if torch.is_grad_enabled() or x.numel() > LARGEST or sum(self.signs.values()) >= STEPS:
+            return
+        begins = any((n := ref()) is not None and address_of(n) == address_of(x) for ref in self.draws)
+        goes_on = last is not None and last[0] == model and last[1].shape == x.shape
+        if not begins and not goes_on:
+            return
+        half = len(x) // 2
+        self.guided |= goes_on and torch.equal(last[1], x)  # type: ignore[index]
+        self.guided |= half > 0 and torch.equal(x[:half], x[half : 2 * half])
+        if goes_on and not begins and last[2] is not None:  # type: ignore[index]
+            if sign := weight_of(last[2], last[1], x):  # type: ignore[index]
+                self.signs[sign] += 1
+        self.last = (model, x.clone(), None)
+
+    def gave(self, module: nn.Module, out: Any) -> None:
+        """Note the output of a call of a sampling loop."""
+        y = next((v for v in tensors(out) if self.last and v.shape == self.last[1].shape), None)
+        if y is not None and self.last is not None and self.last[0] == id(module):
+            self.last = (*self.last[:2], y.detach().clone())
+
+    def _other_kind(self) -> tuple[str, str] | None:
+        """Return that the sampling loop takes the output for noise, and training compares it with samples, or the reverse."""
+        (kind, count), signs = (self.targets.most_common(1) or [("", 0)])[0], self.signs
+        (sign, most) = (signs.most_common(1) or [(0, 0)])[0]
+        due = {SAMPLE: 1, NOISE: -1}.get(kind)
+        if due in (None, sign) or self.guided or count < 8 or count < 0.95 * sum(self.targets.values()):
+            return None
+        if most < SIGNED or most < MOSTLY * sum(signs.values()):
+            return None
+        other = NOISE if kind == SAMPLE else SAMPLE
+        how = "subtracts it from" if sign < 0 else "adds it to"
+        return (
+            f"training compares the net's output with {kind}; the sampling loop {how} its sample at {most} of {sum(signs.values())} steps, as if "
+            f"it were {other}",
+            f"loss and sampler disagree on what the net predicts: the loss must compare with {other}, or the sampler be that of {kind}",
+        )
 
     def fault(self, alike: dict[int, int]) -> tuple[str, str] | None:
         """Return what was measured and its cause. `alike`: id of a model that samples (an EMA) -> id of the model of its shapes that trains."""
@@ -75,7 +142,31 @@ class Sampling:
                     f"from it, at {float(time[far].mean()):.3g}, they were {there:.0%}",
                     "time runs backwards in sampling: it must begin at the end at which training has noise",
                 )
-        return None
+        return self._other_kind()
+
+
+def is_clean(x: Tensor, target: Tensor, noise: Tensor) -> bool:
+    """Return whether each input is a sum of its target and of noise whose share differs from sample to sample. In a straight path (flow
+    matching) that share is 1 for the difference of sample and noise."""
+    a, b, y = (to_double(v.detach().flatten(1)) for v in (target, noise, x))
+    two = torch.stack([a, b], -1)
+    weights = torch.linalg.lstsq(two, y[..., None]).solution
+    left = (two @ weights - y[..., None]).norm(dim=(1, 2)) / y.norm(dim=1).clamp_min(1e-12)
+    signal, added = weights[:, 0, 0], weights[:, 1, 0]
+    return bool((left < 1e-3).all()) and bool((signal > -1e-3).all()) and len(x) > 3 and float(added.std()) > 0.02
+
+
+def weight_of(out: Tensor, before: Tensor, after: Tensor) -> int:
+    """Return the sign of the weight of `out` in `after`, beside that of `before`: 1 or -1; 0 if noise hides it."""
+    x, y, z = (to_double(v.flatten()) for v in (before, out, after))
+    x, y, z = (v - v.mean() for v in (x, y, z))
+    own = y - (x @ y) / (x @ x).clamp_min(1e-12) * x  # what the input does not explain
+    left = z - (x @ z) / (x @ x).clamp_min(1e-12) * x
+    if float(own.norm()) < 1e-3 * float(y.norm()):
+        return 0
+    weight = (own @ left) / (own @ own)
+    error = ((left - weight * own).square().mean() / (own @ own)).sqrt()
+    return 0 if abs(float(weight)) < CLEAR * float(error) + 1e-6 else (1 if weight > 0 else -1)
 
 
 def share(x: Tensor, noise: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def added(
     """Return the reward (steps, environments) that the loop adds to each step, if sums of such rewards explain all `rows` (step,
     environment, target minus what the environment's rewards give): a linear function of the observations, their sizes and squares, the
     action, and of whether the episode ends. `decay`: weight of the next step's reward, to the end of the episode (`over`) or over `length`
-    steps. None if it explains nothing, adds one number to every reward, or gives the reward of a neighbouring step."""
+    steps. None if it explains nothing, adds one number to every reward, or gives the reward of a neighbouring step, none or twice its own."""
     due = torch.tensor([d for _, _, d in rows], dtype=torch.float64)
     size = due.abs().max().item() if len(due) else 0.0
     if len(rows) < 16 or not size:
@@ -59,7 +59,7 @@ def added(
         for some in itertools.combinations(groups.values(), n):
             found = _fit([constant, ends, *some], rows, due, decay, over, length)
             if found is not None:
-                return None if _of_a_neighbour(steps["reward"] + found, steps["reward"]) else found
+                return None if _mistaken(steps["reward"] + found, steps["reward"]) else found
     return None
 
 
@@ -103,11 +103,11 @@ def _sum(each: Tensor, t: int, i: int, decay: float, over: Tensor, length: int) 
     return total
 
 
-def _of_a_neighbour(shaped: Tensor, reward: Tensor) -> bool:
-    """Return whether the shaped rewards are those of the step before or after: a shifted index is no shaping."""
+def _mistaken(shaped: Tensor, reward: Tensor) -> bool:
+    """Return whether the shaped rewards, where they differ from the environment's, are those of the step before or after, twice the own, or
+    none: a shifted index or a mask at the end of an episode is no shaping."""
     limit = EXACT * reward.abs().max().clamp_min(1e-9)
-    for mine, own, other in ((shaped[1:], reward[1:], reward[:-1]), (shaped[:-1], reward[:-1], reward[1:])):
-        changed = (mine - own).abs() > limit
-        if changed.any() and ((mine - other).abs() <= limit)[changed].double().mean() > 0.8:
-            return True
-    return False
+    others = [torch.zeros_like(reward), 2 * reward, reward.roll(1, 0), reward.roll(-1, 0)]
+    changed = (shaped - reward).abs() > limit
+    changed[[0, -1]] = False  # they have no neighbour
+    return bool(changed.any()) and any(((shaped - o).abs() <= limit)[changed].double().mean() > 0.8 for o in others)
