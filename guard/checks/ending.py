@@ -78,6 +78,8 @@ def answer(watch: dict, record: dict, late: bool, output: str, seconds: float, c
             "ending", f"the process that followed the script ended without a record (exit code {code}): {last}"[:300]
         )
     if late or record["why"] not in (ENDED, "it raised"):
+        if record and record.get("sampled"):  # it needs no end
+            return finding("ending", *record["sampled"])
         return skip(
             "ending", f"the script did not reach its end within {seconds:.0f} s, its passes over loaders cut short"
         )

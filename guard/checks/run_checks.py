@@ -38,6 +38,7 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
         kept = seen.rounds.rows if seen.held or seen.loads else []
         return {
             "findings": [ending.check(seen)],
+            "sampled": ending.sampled(seen),
             "rounds": kept,
             "later": seen.later(),
             "progress": progress.facts(seen),

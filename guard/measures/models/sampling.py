@@ -57,6 +57,8 @@ class Sampling:
         self._follow(id(module), x.detach())
         times = [v for v in given if v is not x and v.numel() in (1, len(x)) and v.dim() < 3 and not v.requires_grad]
         noise = [n for ref in self.draws if (n := ref()) is not None and n.shape == x.shape]
+        if torch.is_grad_enabled() and times and noise and sum(self.targets.values()) < CALLS:
+            self.given, self.added = x.detach(), noise
         if len(times) != 1 or not noise:
             return
         time = to_double(times[0].detach().flatten()).expand(len(x))
@@ -67,7 +69,6 @@ class Sampling:
                 and not any(address_of(n) == address_of(x) for n in noise)
             ):
                 self.calls += 1
-                self.given, self.added = x.detach(), noise
                 self.noised.setdefault(id(module), []).append((time, max((share(x, n) for n in noise), key=explained)))
         elif any(address_of(n) == address_of(x) for n in noise) and bool((time == time[0]).all()):
             self.starts.setdefault(id(module), []).append(float(time[0]))
