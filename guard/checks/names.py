@@ -6,11 +6,14 @@ from pathlib import Path
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.source import (
+    averages,
     caches,
     exchanged,
     formulas,
     loops,
+    masks,
     no_effect,
+    noise_levels,
     numbering,
     rows,
     scores,
@@ -96,6 +99,11 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     numbering.first_row,
     no_effect.unmerged,
     shared_objects.assigned_weights,
+    noise_levels.by_variance,
+    noise_levels.roots_missing,
+    masks.preferred,
+    averages.unread,
+    scores.means_over_samples,
 )
 """In their order: the first fault that one finds is the result of the check."""
 

@@ -6,7 +6,7 @@ import math
 from trainworthy.core.base.names import more_is_better, words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import named, paired, targets
-from trainworthy.guard.source.calls import is_call, methods, owner
+from trainworthy.guard.source.calls import is_call, methods, owner, unwrapped
 from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail
 from trainworthy.guard.source.reading import Source
 
@@ -157,3 +157,55 @@ def resettable(kind: ast.ClassDef) -> bool:
     """Return whether a class of the script has a `reset()` and a result."""
     names = {f.name for f in kind.body if isinstance(f, FUNCTIONS)}
     return "reset" in names and bool(names & set(RESULTS))
+
+
+MEANS = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+         "binary_cross_entropy_with_logits", "CrossEntropyLoss", "NLLLoss", "MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss",
+         "BCEWithLogitsLoss")  # fmt: skip
+"""Losses whose `reduction` is the mean unless it is given."""
+
+
+def means_over_samples(source: Source) -> Fault | None:
+    """Find `total += F.cross_entropy(logits, y).item()` and `count += y.numel()` in one loop, then `total / count`: means of batches are divided
+    by samples."""
+    criteria = {name for _, scope in source.scopes for name, _, value in named(ast.walk(scope)) if is_mean(value, set())}
+    for file, function in source.scopes:
+        nodes = list(inside(function))
+        ratios = [(tail(n.left), tail(n.right), n.lineno) for n in only(nodes, ast.BinOp) if isinstance(n.op, ast.Div)]
+        for loop in only(nodes, ast.For) if ratios else ():
+            local = {name: value for name, _, value in named(ast.walk(loop))}
+            sums = [(tail(n.target), n.value) for n in ast.walk(loop) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add)]
+            means = {name for name, value in sums if is_mean(held(value, local), criteria)}
+            counts = {name for name, value in sums if counts_samples(value)}
+            for above, below, line in ratios:
+                if above in means and below in counts and line > loop.lineno:
+                    return (
+                        f"line {line} of {file} divides `{above}`, a sum of the means of batches, by `{below}`, the number of samples",
+                        'the sum over samples is meant: reduction="sum", or the mean times the size of its batch',
+                    )
+    return None
+
+
+def held(value: ast.expr, local: dict[str, ast.expr]) -> ast.AST:
+    """Return what is added: the call whose result a name holds, without `.item()`."""
+    value = unwrapped(value, "item", "detach", "cpu", "float")
+    return local.get(tail(value), value)
+
+
+def is_mean(value: ast.AST, criteria: set[str]) -> bool:
+    """Return whether a call is that of a loss with its usual reduction, or of one that a name of `criteria` holds."""
+    if not isinstance(value, ast.Call) or any(k.arg in ("reduction", "reduce", "size_average") for k in value.keywords):
+        return False
+    return tail(value.func) in MEANS or tail(value.func) in criteria
+
+
+def counts_samples(value: ast.AST) -> bool:
+    """Return whether a value is `y.numel()`, `len(y)`, `y.size(0)` or `y.shape[0]`."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="numel"), args=[]) | ast.Call(func=ast.Name(id="len"), args=[_]):
+            return True
+        case ast.Call(func=ast.Attribute(attr="size"), args=[ast.Constant(value=0)]):
+            return True
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
+            return True
+    return False

@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|fourteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|fifteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -20,6 +20,8 @@ from tests.helpers import (
     eighth_set_heldout,
     eleventh_set,
     eleventh_set_heldout,
+    fifteenth_set,
+    fifteenth_set_heldout,
     fifth_set,
     fifth_set_heldout,
     fourteenth_set,
@@ -60,6 +62,7 @@ SETS = {
     "twelfth": {"open": twelfth_set, "heldout": twelfth_set_heldout},
     "thirteenth": {"open": thirteenth_set, "heldout": thirteenth_set_heldout},
     "fourteenth": {"open": fourteenth_set, "heldout": fourteenth_set_heldout},
+    "fifteenth": {"open": fifteenth_set, "heldout": fifteenth_set_heldout},
 }
 
 

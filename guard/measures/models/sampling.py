@@ -98,9 +98,9 @@ class Sampling:
         half = len(x) // 2
         self.guided |= goes_on and torch.equal(last[1], x)  # type: ignore[index]
         self.guided |= half > 0 and torch.equal(x[:half], x[half : 2 * half])
-        if goes_on and not begins and last[2] is not None:  # type: ignore[index]
-            if sign := weight_of(last[2], last[1], x):  # type: ignore[index]
-                self.signs[sign] += 1
+        step = goes_on and not begins and last[2] is not None  # type: ignore[index]
+        if step and (sign := weight_of(last[2], last[1], x)):  # type: ignore[index]
+            self.signs[sign] += 1
         self.last = (model, x.clone(), None)
 
     def gave(self, module: nn.Module, out: Any) -> None:
