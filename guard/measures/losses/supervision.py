@@ -266,18 +266,49 @@ def numbered_masks(rows: list[dict]) -> Fault | None:
 def padded(ids: Tensor | None, flat: Tensor, ignore: int) -> list[int] | None:
     """Return, for tokens (B, T) whose shorter rows are padded at their ends: scored targets at padding, all scored targets, the class of the
     former, and how often that class is a target elsewhere. None where padding has no class of its own. Padding is a token that is nowhere else."""
-    if ids is None or ids.numel() != flat.numel() or min(ids.shape) < 2:
+    ends = padding(ids, flat)
+    if ids is None or ends is None:
         return None
-    target, token = flat.view(ids.shape), ids[:, -1].mode().values
-    ends = (ids == token).flip(1).cumprod(1).flip(1).bool()
-    whole = int((~ends[:, -1]).sum())
-    if not whole or bool((ids == token).ne(ends).any()):
-        return None
+    target = flat.view(ids.shape)
     classes = target[ends].unique()
     if len(classes) != 1 or int(classes) == ignore:
         return None
     here = target == classes
     return [int(ends.sum()), int((target != ignore).sum()), int(classes), int((here & ~ends).sum())]
+
+
+def padding(ids: Tensor | None, flat: Tensor) -> Tensor | None:
+    """Return where the shorter rows of tokens (B, T) are padded at their ends, (B, T); None if none is, or if this cannot be told."""
+    if ids is None or ids.numel() != flat.numel() or min(ids.shape) < 2:
+        return None
+    token = ids[:, -1].mode().values
+    ends = (ids == token).flip(1).cumprod(1).flip(1).bool()
+    whole = int((~ends[:, -1]).sum())
+    return ends if whole and not bool((ids == token).ne(ends).any()) else None
+
+
+def other_side(ids: Tensor | None, flat: Tensor, ignore: int) -> list[int] | None:
+    """Return, of tokens (B, T) that are padded at their ends: rows that are padded, and those of them whose targets begin with at least as many
+    ignored places and have scored ones at the padding."""
+    ends = padding(ids, flat)
+    if ids is None or ends is None:
+        return None
+    left_out = flat.view(ids.shape) == ignore
+    pads, first = ends.sum(1), left_out.cumprod(1).sum(1)
+    rows = pads > 0
+    return [int(rows.sum()), int((rows & (first >= pads) & (ends & ~left_out).any(1)).sum())]
+
+
+def padded_apart(rows: list[dict]) -> Fault | None:
+    """Find inputs that are padded at their ends and targets that are padded at their beginnings."""
+    found = [r["other_side"] for r in rows if r.get("other_side")]
+    count, wrong = (sum(f[i] for f in found) for i in (0, 1))
+    if len(found) < 4 or len(found) < 0.5 * len(rows) or wrong < 0.9 * count:
+        return None
+    return (
+        f"in {wrong:,} of {count:,} rows that are padded at their ends, the targets begin with as many ignored places, and are scored at the padding",
+        "inputs are padded on the right and labels on the left: each label stands beside another token; pad both on the same side",
+    )
 
 
 def padding_scored(rows: list[dict]) -> Fault | None:

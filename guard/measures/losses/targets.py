@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
 from trainworthy.guard.measures.data.interpolated import seams
-from trainworthy.guard.measures.losses.supervision import masking, one_for_all, padded, plateaus
+from trainworthy.guard.measures.losses.supervision import masking, one_for_all, other_side, padded, plateaus
 
 ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -63,7 +63,7 @@ def describe(
             row["pairs"] = is_product(grad_fn)
         row["made"] = target.dim() == 1 and made_by_the_loop(flat)
         ids = tokens_of(*root) if root else None
-        row["masking"] = masking(ids, flat, flat != ignore)
+        row["masking"], row["other_side"] = masking(ids, flat, flat != ignore), other_side(ids, flat, ignore)
         if kwargs.get("reduction", "mean") != "none" and kwargs.get("weight") is None:
             row["padded"] = padded(ids, flat, ignore)
         weight = kwargs.get("weight")

@@ -18,6 +18,8 @@ NAMES = ("accuracy", "f1", "exact_match", "precision", "recall")
 """Metrics of which more is better, where the trainer does not name one."""
 ENOUGH = 0.95
 """Least score of right answers to rows in which every class occurs."""
+PERFECT = 0.98
+"""Least accuracy of right answers to labels of which some are left out."""
 SURE = 10.0
 ROWS, MOST = 64, 20_000_000  # rows that are answered; numbers that their outputs may have
 
@@ -138,6 +140,10 @@ def compared(trainer: Any, like: Any, labels: Any) -> tuple[str, str] | None:
     if not any(best[n] > worse.get(n, 0.0) for n in names):
         return measured, ("compute_metrics takes the argmax of predictions that are classes or generated tokens already\n"
                           "compute_metrics compares with other labels, or with labels in another order")  # fmt: skip
+    left_out = not several(labels) and np.issubdtype(labels.dtype, np.integer) and (labels < 0).any()
+    if left_out and best.get("accuracy", 1.0) < PERFECT:
+        return (f"accuracy {best['accuracy']:.3f} for the labels themselves, of which {float((labels < 0).mean()):.0%} are -100",
+                "compute_metrics scores the places that are left out (-100), or leaves out a class: its mask must be labels != -100")  # fmt: skip
     if several(labels) and _all_occur(labels) and all(best[n] < ENOUGH for n in names):
         return (f"the labels themselves get {', '.join(f'{n} {best[n]:.3f}' for n in names)}",
                 "several labels of a row can hold: compute_metrics needs a sigmoid and a threshold for each, no softmax or argmax")  # fmt: skip
