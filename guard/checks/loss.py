@@ -12,7 +12,7 @@ from trainworthy.guard.checks import causality, objectives
 from trainworthy.guard.checks.behaviour import lagging
 from trainworthy.guard.checks.invariants import names, tops
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures.data import indexing, interpolated, one_sample
+from trainworthy.guard.measures.data import indexing, interpolated, one_sample, token_streams
 from trainworthy.guard.measures.data.class_numbers import CAUSE, numbering
 from trainworthy.guard.measures.losses import mixing, pairing, supervision
 from trainworthy.guard.measures.losses.float_targets import binary_right, output_target_correlation, r_squared
@@ -40,7 +40,7 @@ def targets(seen: Observer) -> dict:
     target."""
     found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault() or seen.evidence.padded_rows.repeated()
     found = found or objectives.exchanged(seen) or objectives.copied(seen) or objectives.mixed(seen)
-    found = found or objectives.text_along_batch(seen) or objectives.read_apart(seen) or causality.packed_copy(seen)
+    found = found or token_streams.fault(seen.evidence.texts) or objectives.read_apart(seen) or causality.packed_copy(seen)
     if fault := found or pairing.check(seen.pairing) or indexing.check(seen.indexed):
         return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]

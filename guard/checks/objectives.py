@@ -80,27 +80,6 @@ def adversaries(seen: Any) -> tuple[Fault | None, str]:
     return None, ""
 
 
-def text_along_batch(seen: Any) -> Fault | None:
-    """Find batches of tokens whose text runs along the batch and not along the time: pairs of neighbours repeat more often
-    there."""
-    texts = seen.evidence.texts
-    if sum(x.numel() for x in texts) < 1000 or any(min(x.shape) < 2 for x in texts):
-        return None
-    order = [torch.randperm(len(x), generator=torch.Generator().manual_seed(0)) for x in texts]
-    mixed_rows = [x[o] for x, o in zip(texts, order, strict=True)]
-    along = [torch.cat([torch.stack([a.flatten(), b.flatten()], 1) for a, b in pairs]) for pairs in (
-        [(x[:, :-1], x[:, 1:]) for x in texts], [(x[:-1], x[1:]) for x in texts],
-        [(x[:-1], x[1:]) for x in mixed_rows])]  # fmt: skip
-    n = min(map(len, along))
-    time, batch, chance = (n - len(rows[torch.linspace(0, len(rows) - 1, n).long()].unique(dim=0)) for rows in along)
-    if batch - chance > max(100, 0.02 * n) and batch - chance > 3 * (time - chance):
-        return (
-            f"of {n:,} pairs of neighbours {batch:,} repeat along the batch and {time:,} along the time",
-            "the text is cut into rows where columns are meant: use view(bsz, -1).t(), not view(-1, bsz)",
-        )
-    return None
-
-
 def read_apart(seen: Any) -> Fault | None:
     """Find rows of tokens of which each second one is 0: numbers of two bytes that were read as bytes. A row may begin with either
     half; of a text with a symbol between all others, the rows begin alike, or more than one parity is mixed."""

@@ -221,15 +221,16 @@ class Sandbox:
         """torch.save writes in C++ when it is given a name; so does safetensors."""
         import torch
 
-        torch.save, torch.load = self.saving(torch.save), self.loading(torch.load)
+        rebind(torch.save, self.saving(torch.save))
+        rebind(torch.load, self.loading(torch.load))
         after_import("tokenizers", self._tokenizers)
         try:
             import safetensors.torch as st
         except ImportError:
             return
-        keep, take = st.save_file, st.load_file
-        st.save_file = lambda tensors, filename, *a, **k: keep(tensors, self.writing(filename), *a, **k)
-        st.load_file = lambda filename, *a, **k: take(self.reading(filename), *a, **k)
+        keep, take = st.serialize_file, st.safe_open  # what save_file() and load_file() call, whoever has imported these by name
+        rebind(keep, lambda tensors, filename, *a, **k: keep(tensors, self.writing(filename), *a, **k))
+        rebind(take, lambda filename, *a, **k: take(self.reading(filename), *a, **k))
 
     def saving(self, save: Callable) -> Callable:
         """Return torch.save for files in the scratch folder."""
@@ -268,6 +269,13 @@ class Sandbox:
         writes = any(c in mode for c in "wax+") if isinstance(mode, str) else bool(flags and flags & WRITES)
         if writes and isinstance(path, str) and self.inside(path) and len(self.escaped) < 20:
             self.escaped.append(path)
+
+
+def rebind(original: Any, replacement: Any) -> None:
+    """Put a replacement wherever a module has the original by its name: `from torch import save` before the sandbox keeps no old one."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(original.__name__) is original:
+            setattr(module, original.__name__, replacement)
 
 
 def hold_uploads() -> None:
