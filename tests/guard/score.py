@@ -4,7 +4,7 @@
 
 Prints for each case: kind, name, exit code (3: stopped), CPU seconds, the first failed check and its first likely cause. The output of each
 is kept under --out. Cases run in forks of a process that has imported `--preload`, which saves most of the time of scripts with large
-imports. With `guard`, do not preload transformers if a script saves checkpoints: writes of safetensors are then no longer redirected.
+imports.
 """
 
 import argparse

@@ -271,3 +271,39 @@ def test_a_teacher_that_answers_with_dropout(mode: str, follows: float, wrong: b
     """A moving average in train mode is a mean teacher."""
     verdicts, output, _ = guard(TAUGHT.format(mode=mode, follows=follows), tmp_path, interventions=False)
     assert ("answers differ each time" in verdicts["modes"].remedy) == wrong, output
+
+
+SAVED = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+torch.manual_seed(0)
+accelerator = Accelerator(cpu=True)
+x = torch.randn(256, 8)
+y = (x[:, :4].sum(1) > 0).long()
+net = nn.Linear(8, 2)
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+net, optimizer = accelerator.prepare(net, optimizer)
+for epoch in range(20):
+    optimizer.zero_grad()
+    accelerator.backward(nn.functional.cross_entropy(net(x), y))
+    optimizer.step()
+    accelerator.save_state("{folder}")
+accelerator.load_state("{folder}")
+print("accuracy", (net(x).argmax(1) == y).float().mean().item())
+"""
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_states_that_accelerate_saves_are_held_back(tmp_path, there):
+    """Accelerate imports `save_file` by name, before the sandbox: a rehearsal wrote over the user's own checkpoint."""
+    folder = tmp_path / "state"
+    if there:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text("mine")
+    verdicts, output, _ = guard(SAVED.format(folder=folder), tmp_path / "run")
+    assert not any(v.blocks for v in verdicts.values()), output
+    assert folder.exists() == there
+    if there:
+        assert [(p.name, p.read_text()) for p in folder.iterdir()] == [("model.safetensors", "mine")]
