@@ -186,6 +186,10 @@ class Guard:
                 raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                                 cause=f"{os.path.relpath(elsewhere)} is next to the script, which reads it from the current folder",
                                 next=f"cd {os.path.relpath(self.target.path.parent)}, then trainworthy guard {self.target.path.name}")  # fmt: skip
+            if raised[0].startswith("EOFError"):
+                raise UserError(f"the script reads from the terminal{rank}: {brief}", got=r.get("where"), needed="a script that asks for nothing",
+                                cause="rehearsals run several times, side by side: they get no input, also if it is piped",
+                                next=f"give it as an argument: trainworthy guard {name} -- VALUE")  # fmt: skip
             raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                             cause=cause if files else "", next=again)  # fmt: skip
         if not r["steps"] and not r["backwards"]:

@@ -1,4 +1,4 @@
-"""The integrity of twelve sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of thirteen sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -30,6 +30,8 @@ from tests.guard import (
     twentyfirst_set_heldout,
     twentysecond_set,
     twentysecond_set_heldout,
+    twentyfourth_set,
+    twentyfourth_set_heldout,
     twentythird_set,
     twentythird_set_heldout,
 )
@@ -57,6 +59,7 @@ SETS = {
     "twentyfirst": (38, last_byte, twentyfirst_set, twentyfirst_set_heldout),
     "twentysecond": (42, last_byte, twentysecond_set, twentysecond_set_heldout),
     "twentythird": (42, last_byte, twentythird_set, twentythird_set_heldout),
+    "twentyfourth": (40, last_byte, twentyfourth_set, twentyfourth_set_heldout),
     "trainer": (54, last_byte, trainer_set, trainer_set_heldout),
 }
 """Name -> number of its cases, what puts an id into the open half (even) or into the closed one (odd), halves."""
