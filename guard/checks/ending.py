@@ -86,7 +86,10 @@ def answer(watch: dict, record: dict, late: bool, output: str, seconds: float, c
     if record["why"] == "it raised" or record.get("exit"):
         why = record.get("raised")
         if not why:
-            return skip("ending", f"the script ends with exit code {record.get('exit')}, its own or because passes over loaders are cut short")
+            return skip(
+                "ending",
+                f"the script ends with exit code {record.get('exit')}, its own or because passes over loaders are cut short",
+            )
         return skip("ending", f"with its passes over loaders cut short the script fails: {why}"[:300])
     if record["steps"] < max(1, min(4, watch["steps"])) or record.get("error"):
         return skip("ending", f"only {record['steps']} steps were made")

@@ -41,7 +41,9 @@ def roots_missing(source: Source) -> Fault | None:
         local = {name: value for name, _, value in named(ast.walk(scope))}
         for node in ast.walk(scope):
             match node:
-                case ast.BinOp(left=ast.BinOp(op=ast.Mult()) as one, op=ast.Add(), right=ast.BinOp(op=ast.Mult()) as other):
+                case ast.BinOp(
+                    left=ast.BinOp(op=ast.Mult()) as one, op=ast.Add(), right=ast.BinOp(op=ast.Mult()) as other
+                ):
                     for kept, added in ((one, other), (other, one)):
                         for level in (kept.left, kept.right):
                             rest = [x for x in (added.left, added.right) if complement(x) == ast.unparse(level)]

@@ -168,13 +168,19 @@ MEANS = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "
 def means_over_samples(source: Source) -> Fault | None:
     """Find `total += F.cross_entropy(logits, y).item()` and `count += y.numel()` in one loop, then `total / count`: means of batches are divided
     by samples."""
-    criteria = {name for _, scope in source.scopes for name, _, value in named(ast.walk(scope)) if is_mean(value, set())}
+    criteria = {
+        name for _, scope in source.scopes for name, _, value in named(ast.walk(scope)) if is_mean(value, set())
+    }
     for file, function in source.scopes:
         nodes = list(inside(function))
         ratios = [(tail(n.left), tail(n.right), n.lineno) for n in only(nodes, ast.BinOp) if isinstance(n.op, ast.Div)]
         for loop in only(nodes, ast.For) if ratios else ():
             local = {name: value for name, _, value in named(ast.walk(loop))}
-            sums = [(tail(n.target), n.value) for n in ast.walk(loop) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add)]
+            sums = [
+                (tail(n.target), n.value)
+                for n in ast.walk(loop)
+                if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add)
+            ]
             means = {name for name, value in sums if is_mean(held(value, local), criteria)}
             counts = {name for name, value in sums if counts_samples(value)}
             for above, below, line in ratios:

@@ -72,7 +72,7 @@ ODD = {
     "trains-in-a-child": (TRAIN + "import multiprocessing\nif __name__ == '__main__':\n    p = multiprocessing.Process(target=main)\n    p.start()\n    p.join()\n", 2, "its own process"),
     "pool": (TRAIN + "import multiprocessing\ndef square(i):\n    return i * i\nif __name__ == '__main__':\n"
              "    with multiprocessing.Pool(2) as pool:\n        assert pool.map(square, range(4)) == [0, 1, 4, 9]\n    main()\n", 0, ""),
-    X,
+    "reads-stdin": (TRAIN + "input('overwrite? ')\nmain()\n", 2, "reads from the terminal: EOFError"),
     "skips-bad-batches": (TRAIN.replace("            loss = F.cross_entropy(model(x), y)\n", "            try:\n                loss = F.cross_entropy(model(x), y)\n"
                           "            except Exception:\n                continue\n") + "main()\n", 0, ""),
     "exits-early": ("import sys\nsys.exit('no data at ./data')\n", 2, "no data at ./data"),

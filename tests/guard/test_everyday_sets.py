@@ -28,10 +28,10 @@ from tests.guard import (
     twentieth_set_heldout,
     twentyfirst_set,
     twentyfirst_set_heldout,
-    twentysecond_set,
-    twentysecond_set_heldout,
     twentyfourth_set,
     twentyfourth_set_heldout,
+    twentysecond_set,
+    twentysecond_set_heldout,
     twentythird_set,
     twentythird_set_heldout,
 )

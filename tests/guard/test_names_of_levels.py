@@ -105,7 +105,9 @@ def test_masked_entries_that_win(tmp_path: Path, value: str, wrong: str):
     assert (wrong in found) if wrong else not found, found
 
 
-@pytest.mark.parametrize(("used", "wrong"), [("ema", ""), ("ema.eval()", ""), ("model", "is updated in line 9 and never read")])
+@pytest.mark.parametrize(
+    ("used", "wrong"), [("ema", ""), ("ema.eval()", ""), ("model", "is updated in line 9 and never read")]
+)
 def test_an_average_that_nothing_reads(tmp_path: Path, used: str, wrong: str):
     found = verdict(tmp_path, AVERAGED.format(used=used))
     assert (wrong in found) if wrong else not found, found

@@ -64,7 +64,10 @@ def test_a_sampler_of_another_kind_of_net(trained: str, sampled: str):
     """Signs tell noise and sample from each other; a velocity is neither of the two."""
     one = seen(trained, sampled)
     fault = one.fault({})
-    assert (fault is not None) == ((trained, sampled) in {("noise", "sample"), ("sample", "noise"), ("sample", "v")}), (one.targets, one.signs)
+    assert (fault is not None) == ((trained, sampled) in {("noise", "sample"), ("sample", "noise"), ("sample", "v")}), (
+        one.targets,
+        one.signs,
+    )
     if fault:
         assert {"noise": NOISE, "sample": SAMPLE}[trained] in fault[0]
 

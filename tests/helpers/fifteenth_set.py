@@ -309,7 +309,7 @@ HEALTHY = [
         ),
     ),
     Case(
-        "ppo~shared-trunk",
+        "ppo~one-trunk",
         "rl/ppo",
         "model",
         "policy and value share their hidden layers",

@@ -103,7 +103,7 @@ PLANTS = [
     plant("rl-memory-goes-on-over-the-end", "memory", "R5", STAGES,
           remembering("step(self, actions)", "followed = super().step(actions)",
                       "self.begun, self.state = 0 * self.begun, followed['next_observation'][:, -16:]", "return followed"),
-          ("at the start of an episode differ", "not reset at the end of an episode"), argv=REMEMBER, harm="an episode begins with what it cannot know"),
+          ("an episode differ", "not reset at the end of an episode"), argv=REMEMBER, harm="an episode begins with what it cannot know"),
     plant("rl-memory-replayed-over-the-end", "memory", "R5", THROUGH,
           'whole = torch.cat([batch["observation"][..., :n_obs], 0 * batch["observation"][..., n_obs : n_obs + 1],\n'
           '                           batch["observation"][..., n_obs + 1 :]], -1)\n'

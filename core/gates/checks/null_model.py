@@ -84,3 +84,16 @@ class Retrained:
 
     def __str__(self) -> str:
         return f"mean loss {self.own:.3g}, {self.shuffled:.3g} on permuted inputs"
+
+
+def late_gain(curve: list[float], metric: Metric) -> tuple[float, float]:
+    """(improvement between the halves of the last third of the evaluations, what a plateau allows: the noise, or a
+    tenth of the total gain; a linear climb gives a sixth). The noise is estimated from differences of neighbours, which
+    a trend hardly changes."""
+    last = curve[-(len(curve) // 3) :]
+    half = len(last) // 2
+    late = statistics.mean(last[-half:])
+    gain = late - statistics.mean(last[:half])
+    noise = statistics.pstdev(b - a for a, b in pairwise(last)) / math.sqrt(2)
+    allowed = max(3 * noise * math.sqrt(2 / half), 0.1 * abs(late - metric.floor))
+    return gain if metric.higher_is_better else -gain, allowed

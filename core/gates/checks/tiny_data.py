@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from trainworthy.core.base import seeds
@@ -17,7 +16,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import not_learnt
 from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.checks.learning import not_memorised
-from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
+from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, late_gain, reaches
 from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
 from trainworthy.core.loop.optim import scale_peaks
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
@@ -261,7 +260,7 @@ def tiny_data(context: GateContext) -> Finding:
     for times in (1, 4):
         whole, found = found, go(times, patient=doubt)
         if context.deep:
-            gain, allowed = _late_gain(found["held_out_curve"], metric)
+            gain, allowed = late_gain(found["held_out_curve"], metric)
         wrong = [e for e in found["exchanged"] if e.sure]
         doubt = not wrong and any(e.held_out > paths.DOUBT for e in found["exchanged"])
         done = found["train"].clear and found["held_out"].clear and gain <= allowed and not doubt
@@ -391,16 +390,3 @@ def _in_time(found: dict, whole: dict) -> dict:
             f"no result after {found['steps']} steps in {SECONDS:.0f} s: run `trainworthy check --deep --only tiny-data`, which has no time limit"
         )
     return ended
-
-
-def _late_gain(curve: list[float], metric: Metric) -> tuple[float, float]:
-    """(improvement between the halves of the last third of the evaluations, what a plateau allows: the noise, or a
-    tenth of the total gain; a linear climb gives a sixth). The noise is estimated from differences of neighbours, which
-    a trend hardly changes."""
-    last = curve[-(len(curve) // 3) :]
-    half = len(last) // 2
-    late = statistics.mean(last[-half:])
-    gain = late - statistics.mean(last[:half])
-    noise = statistics.pstdev(b - a for a, b in pairwise(last)) / math.sqrt(2)
-    allowed = max(3 * noise * math.sqrt(2 / half), 0.1 * abs(late - metric.floor))
-    return gain if metric.higher_is_better else -gain, allowed

@@ -39,7 +39,9 @@ class Sampling:
         self.given: Tensor | None = None  # the last input of training that holds noise,
         self.added: list[Tensor] = []  # and noise of its shape
         self.targets: Counter = Counter()
-        self.last: tuple[int, Tensor, Tensor | None] | None = None  # model, input and output of the last call of a sampling loop
+        self.last: tuple[int, Tensor, Tensor | None] | None = (
+            None  # model, input and output of the last call of a sampling loop
+        )
         self.signs: Counter = Counter()  # of the output's weight in the next input
         self.guided = False  # two outputs make a step
 
