@@ -278,5 +278,6 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
 def summary(found: list[Verdict]) -> str:
     """Return how many checks failed, passed and did not apply."""
     counts = Counter(v.verdict for v in found)
-    failed = f"{counts['advice']} checks failed" if counts["advice"] else "no check failed"
+    bad = counts["advice"]
+    failed = f"{bad} check{'s' if bad > 1 else ''} failed" if bad else "no check failed"
     return f"{failed}, {counts['pass']} passed, {counts['skip']} skipped"

@@ -84,7 +84,7 @@ def load(name: str) -> Recipe:
     if missing or not module.STAGES:
         raise UserError(f"{path} is not a recipe", got="nothing in STAGES" if not missing else f"no {', '.join(missing)}",
                         needed=", ".join(NEEDED) + " at the top level",
-                        next="trainworthy fork vision/classify ./mine.py  (a file to start from)")  # fmt: skip
+                        next=f"trainworthy guard {path}    # for a plain training script; a recipe begins with `trainworthy fork`")  # fmt: skip
     return Recipe(entry, module)
 
 
