@@ -326,6 +326,10 @@ class Guard:
         summary = f"{len(held)} files written went to a scratch folder"
         if different:
             summary = f"changed in the working directory during the rehearsals: {list_names(different, 3)}"
+            self.console.say(
+                f"  WARNING       {summary}: by a program that the script starts, by a library that writes in C, or by another process",
+                style="bold yellow",
+            )
         self._verdict(finding("files", summary))
 
 

@@ -59,7 +59,7 @@ class Light(Observer):
             one.recent.clear()
         for kept in (self.snap, self.plain, self.leaves, self.others, self.roots, self.called):
             kept.clear()
-        self.points, self.last_root, self._last, self.recent = [], None, [], []
+        self.points, self.last_root, self._last, self.recent, self.in_use = [], None, [], [], []
         self.epoch, self.calm = None, []
 
     def schedule(self, it: Any, *, placed: bool = False) -> None:

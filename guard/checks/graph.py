@@ -295,14 +295,14 @@ def gradients(seen: Observer) -> dict:
         return finding("gradients", *idle) if idle else skip("gradients", "no optimiser of torch.optim made a step")
     wrong, causes, missing = [], [], 0
     for g in groups:
-        looked = g.steps
+        looked = g.looked or g.steps
         if g.stale >= max(2, 0.5 * (looked - 1)):
             wrong.append(f"at {g.stale} of {looked} steps the gradients hold those of the step before")
             causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
         if g.empty >= max(2, 0.5 * looked) and not g.closure and not beside_the_graph(seen, g, groups):
             flat = g.flat >= min(CLOSE, looked)
             missing += 1
-            if g.last_live and g.empty == looked - g.last_live:
+            if g.last_live and looked == g.steps and g.empty == looked - g.last_live:
                 wrong.append(f"from step {g.last_live + 1} of {looked} on every gradient was exactly zero")
                 causes.append(
                     "the outputs do not depend on the weights any more: dead activations, often of a ReLU at the end of the model"
@@ -338,7 +338,9 @@ def gradients(seen: Observer) -> dict:
         causes.append(
             "zero_grad() is called for every batch and step() is not (a step outside the loop, or every k batches)"
         )
-    count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
+    looked = sum(g.looked or g.steps for g in groups)
+    some = f", {looked} of them looked at" * (looked < sum(g.steps for g in groups))
+    count = f"{seen.backwards} backward() calls, {seen.steps} steps{some}, each with its own gradients"
     windows = [g.windows[:12] for g in groups]
     return finding(
         "gradients", "; ".join(wrong) or count, "\n".join(causes), windows=windows, symptom=missing == len(wrong) > 0

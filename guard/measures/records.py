@@ -144,6 +144,8 @@ class Group:
     marks: list[Tensor] = field(default_factory=list)
     """Some gradients of the last step."""
     stale: int = 0
+    looked: int = 0
+    """Steps whose gradients were compared: all in a rehearsal, some in a whole run."""
     empty: int = 0
     flat: int = 0
     """Of these: steps whose parameters had gradients, all of them exactly zero."""

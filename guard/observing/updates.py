@@ -32,6 +32,7 @@ from trainworthy.guard.measures.trainers.at_work import trainer_of
 COLUMNS = 8  # of an input without a loader, from which on its scale is compared
 READS = 40  # such inputs that are read
 UNDECIDED = 2000  # calls in eval mode that are kept until the next step
+LAST = 4  # optimisers of a whole run that are kept for the checks at its end
 CALM = 64  # calls of a model without gradients whose weights are compared with the initial ones
 
 
@@ -219,6 +220,7 @@ class Updates:
         else:
             group.received |= {id(p) for p in params if p.grad is not None and id(p) not in group.received}
             group.empty += not self._live(group) and self._lossy()
+        group.looked += 1
         group.stale += group.consumed and group.backwards > 0
         group.probe = self._live(group)
         group.last_live = group.steps + 1 if group.probe else group.last_live
@@ -236,8 +238,10 @@ class Updates:
 
     def step(self, it: torch.optim.Optimizer) -> None:
         group = self.groups[id(it)]
-        if self.control is not None and not any(one is it for one in self.in_use):
+        if not any(one is it for one in self.in_use):
             self.in_use.append(it)
+            if self.control is None:  # of a whole run: the checks at its end need them, and folds may build many
+                del self.in_use[:-LAST]
         rate = max((float(g.get("lr", 0.0)) for g in it.param_groups), default=0.0)
         group.rates.append(rate)
         for p, where, old in group.before:

@@ -267,3 +267,29 @@ def test_a_file_next_to_the_script_is_named_if_guard_starts_elsewhere(tmp_path: 
     done = launch("guard", "scripts/train.py", code=2)
     assert "scripts/conf.yaml is next to the script" in done.stderr
     assert "cd scripts, then trainworthy guard train.py" in done.stderr
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_long_training_in_a_function(reset: bool):
+    """Its optimiser is gone when it returns, and of its steps some are looked at: `watch` skipped the one and divided by all of the other."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        x = torch.randn(2400, 8)
+        data = TensorDataset(x, (x[:, 0] > 0).long())
+        first, last = nn.Linear(8, 32), nn.Linear(32, 2)
+        optimizer = torch.optim.AdamW((nn.Sequential(first, last) if reset else last).parameters(), 1e-2)
+        for a, b in DataLoader(data, 16, shuffle=True):
+            if reset:
+                optimizer.zero_grad()
+            cross_entropy(last(F.relu(first(a))), b).backward()
+            optimizer.step()
+
+    with trainworthy.watch(say=lambda _: None) as watched:
+        train()
+    found = {v.id: v for v in watched.verdicts}
+    assert (found["gradients"].verdict == "pass") == reset, found["gradients"]
+    if reset:
+        assert "150 steps" in found["gradients"].measured
+    else:
+        assert "zero_grad() is missing" in found["gradients"].remedy
