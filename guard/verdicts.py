@@ -157,7 +157,7 @@ class Guard:
         """Raise one clear message if there is nothing to check."""
         r, lines = watch.record, watch.output.strip().splitlines()
         output = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
-        name = f"-m {self.target.module}" if self.target.module else os.path.relpath(self.target.path)
+        name = f"-m {self.target.module}" if self.target.module else shlex.quote(os.path.relpath(self.target.path))
         count = int(self.values["--nproc"])
         launch = "python" if count == 1 else f"torchrun --nproc_per_node {count}"
         again = " ".join([launch, name, *self.target.argv])
@@ -185,7 +185,7 @@ class Guard:
             if elsewhere := _next_to_script(r["raised"], self.target.path):
                 raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                                 cause=f"{os.path.relpath(elsewhere)} is next to the script, which reads it from the current folder",
-                                next=f"cd {os.path.relpath(self.target.path.parent)}, then trainworthy guard {self.target.path.name}")  # fmt: skip
+                                next=f"cd {shlex.quote(os.path.relpath(self.target.path.parent))} && trainworthy guard {shlex.quote(self.target.path.name)}")  # fmt: skip
             if raised[0].startswith("EOFError"):
                 raise UserError(f"the script reads from the terminal{rank}: {brief}", got=r.get("where"), needed="a script that asks for nothing",
                                 cause="rehearsals run several times, side by side: they get no input, also if it is piped",

@@ -11,8 +11,11 @@ Exit codes: the script's own; 4 with --stop."""
 
 import contextlib
 import multiprocessing
+import os
+import shlex
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from trainworthy.core.base.errors import USAGE, UserError
@@ -70,9 +73,26 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         tell(f"watch  until here: {out / 'report.html'}")
         raise
+    except Exception as error:
+        if not (shown := of_script(error, target.path)):
+            raise
+        tell(shown)
+        tell(f"watch  the script raised at step {seen.steps:,}; until here: {out / 'report.html'}")
+        sys.exit(1)
+    if code == USAGE and not seen.steps:
+        tell(f"watch  it ended with exit code 2 before it trained; with arguments: trainworthy watch {shlex.quote(os.path.relpath(target.path))} -- ARGUMENTS")
+        sys.exit(code)
     tell(f"watch  {seen.steps:,} steps; {summary(seen.verdicts)}; {out / 'report.html'}")
     if isinstance(code, str):
         tell(code)
         code = USAGE - 1
     sys.stdout.flush()
     sys.exit(code)
+
+
+def of_script(error: Exception, path: Path) -> str:
+    """Return the traceback as plain Python prints it, from the script's own first frame on; empty if the script has none."""
+    left = error.__traceback__
+    while left is not None and left.tb_frame.f_code.co_filename != str(path):
+        left = left.tb_next
+    return "".join(traceback.format_exception(type(error), error, left)).rstrip() if left else ""

@@ -266,7 +266,7 @@ def test_a_file_next_to_the_script_is_named_if_guard_starts_elsewhere(tmp_path: 
     (tmp_path / "scripts" / "train.py").write_text('open("conf.yaml")\n' + WATCHED)
     done = launch("guard", "scripts/train.py", code=2)
     assert "scripts/conf.yaml is next to the script" in done.stderr
-    assert "cd scripts, then trainworthy guard train.py" in done.stderr
+    assert "cd scripts && trainworthy guard train.py" in done.stderr
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -293,3 +293,27 @@ def test_a_long_training_in_a_function(reset: bool):
         assert "150 steps" in found["gradients"].measured
     else:
         assert "zero_grad() is missing" in found["gradients"].remedy
+
+
+RAISES = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for i in range(9):
+    torch.nn.functional.cross_entropy(model(torch.randn(8, 4 + (i == 6))), torch.zeros(8).long()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ASKS = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--x', required=True)\nparser.parse_args()\n"
+
+
+def test_a_watched_script_that_raises_or_needs_arguments(tmp_path: Path, launch):
+    """The traceback began with four frames of ours; what argparse asked for was called a block without an optimiser's step."""
+    (tmp_path / "raises.py").write_text(RAISES)
+    (tmp_path / "asks.py").write_text(ASKS)
+    done = launch("watch", "raises.py", code=1)
+    assert "watch  the script raised at step 6; until here: " in done.stderr
+    assert done.stderr.index("Traceback") < done.stderr.index("raises.py\", line 6") < done.stderr.index("mat1 and mat2")
+    assert "guard/commands" not in done.stderr
+    done = launch("watch", "asks.py", code=2)
+    assert "with arguments: trainworthy watch asks.py -- ARGUMENTS" in done.stderr
