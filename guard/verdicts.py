@@ -183,9 +183,10 @@ class Guard:
             brief = f"{raised[0]} {raised[-1]}" if " in DataLoader worker process" in raised[0] else raised[0]
             rank = f" (rank {r['rank']})" if r.get("rank") else ""
             if elsewhere := _next_to_script(r["raised"], self.target.path):
+                home, file = (shlex.quote(p) for p in (os.path.relpath(self.target.path.parent), self.target.path.name))
                 raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                                 cause=f"{os.path.relpath(elsewhere)} is next to the script, which reads it from the current folder",
-                                next=f"cd {shlex.quote(os.path.relpath(self.target.path.parent))} && trainworthy guard {shlex.quote(self.target.path.name)}")  # fmt: skip
+                                next=f"cd {home} && trainworthy guard {file}")  # fmt: skip
             if raised[0].startswith("EOFError"):
                 raise UserError(f"the script reads from the terminal{rank}: {brief}", got=r.get("where"), needed="a script that asks for nothing",
                                 cause="rehearsals run several times, side by side: they get no input, also if it is piped",

@@ -80,7 +80,8 @@ def main(argv: list[str]) -> None:
         tell(f"watch  the script raised at step {seen.steps:,}; until here: {out / 'report.html'}")
         sys.exit(1)
     if code == USAGE and not seen.steps:
-        tell(f"watch  it ended with exit code 2 before it trained; with arguments: trainworthy watch {shlex.quote(os.path.relpath(target.path))} -- ARGUMENTS")
+        name = shlex.quote(os.path.relpath(target.path))
+        tell(f"watch  it ended with exit code 2 before it trained; with arguments: trainworthy watch {name} -- ARGUMENTS")
         sys.exit(code)
     tell(f"watch  {seen.steps:,} steps; {summary(seen.verdicts)}; {out / 'report.html'}")
     if isinstance(code, str):
