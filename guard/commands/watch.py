@@ -81,7 +81,9 @@ def main(argv: list[str]) -> None:
         sys.exit(1)
     if code == USAGE and not seen.steps:
         name = shlex.quote(os.path.relpath(target.path))
-        tell(f"watch  it ended with exit code 2 before it trained; with arguments: trainworthy watch {name} -- ARGUMENTS")
+        tell(
+            f"watch  it ended with exit code 2 before it trained; with arguments: trainworthy watch {name} -- ARGUMENTS"
+        )
         sys.exit(code)
     tell(f"watch  {seen.steps:,} steps; {summary(seen.verdicts)}; {out / 'report.html'}")
     if isinstance(code, str):

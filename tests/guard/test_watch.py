@@ -313,7 +313,7 @@ def test_a_watched_script_that_raises_or_needs_arguments(tmp_path: Path, launch)
     (tmp_path / "asks.py").write_text(ASKS)
     done = launch("watch", "raises.py", code=1)
     assert "watch  the script raised at step 6; until here: " in done.stderr
-    assert done.stderr.index("Traceback") < done.stderr.index("raises.py\", line 6") < done.stderr.index("mat1 and mat2")
+    assert done.stderr.index("Traceback") < done.stderr.index('raises.py", line 6') < done.stderr.index("mat1 and mat2")
     assert "guard/commands" not in done.stderr
     done = launch("watch", "asks.py", code=2)
     assert "with arguments: trainworthy watch asks.py -- ARGUMENTS" in done.stderr
