@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from trainworthy.core.base import config
-from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.errors import Interrupted, Stop
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.monitoring.live import BLOWN, HEIGHT, SPIKE, WINDOW, Live
@@ -360,8 +360,8 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
 
 
 def write(run: "Run", found: list[Verdict], *, show: bool = True) -> None:
-    """Write monitors.json, and print a line for each monitor with advice. `show` is False where the run stops: its reason is printed,
-    and advice for the whole run would give another one."""
+    """Write monitors.json, and print a line for each monitor with advice. `show` is False where a signal ends the run: it will
+    be resumed, and advice on a part of it is too early."""
     found_as_json = json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
     write_whole(run.folder / "monitors.json", found_as_json)
     for v in found:
@@ -375,9 +375,9 @@ def kept(run: "Run", stage: Stage) -> Iterator[None]:
     """Write the monitors also if the run stops early."""
     try:
         yield
-    except Stop:
+    except Stop as stop:
         if run.tracker:
-            write(run, of(run, stage), show=False)
+            write(run, of(run, stage), show=not isinstance(stop, Interrupted))
         raise
     except Exception:
         if run.tracker:

@@ -298,7 +298,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         confusion=confusion,
         exported=exporting.of_classes(run),
         gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY, reported.reported()],
-        monitors=[gates.forgotten_class(labels[learn])],
+        monitors=[gates.forgotten_class(balanced.uneven)],
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import torch
 from trainworthy.core.base.correlation import pearson
 from trainworthy.guard.checks import objectives
 from trainworthy.guard.measures.control import policy_rewards
+from trainworthy.guard.measures.data import token_streams
 from trainworthy.guard.measures.losses import variational
 from trainworthy.guard.measures.losses.mixing import Mixing, compare
 from trainworthy.guard.measures.losses.penalties import Penalties, penalty
@@ -235,7 +236,7 @@ def read(rows: torch.Tensor) -> tuple[str, str] | None:
     seen = SimpleNamespace(evidence=Evidence())
     for i in range(0, rows.shape[1] - 12, 12):
         seen.evidence.read(rows[:, i : i + 12], rows[:, i + 1 : i + 13].flatten())
-    return objectives.text_along_batch(seen)
+    return token_streams.fault(seen.evidence.texts)
 
 
 def test_direction_of_a_text():
@@ -245,7 +246,7 @@ def test_direction_of_a_text():
         text.append(int(words[text[-1], choice]))
     ids = torch.tensor(text[:4000])
     assert read(ids.view(8, -1)) is None
-    assert "view(bsz, -1)" in read(ids.view(-1, 8).t().contiguous())[1]
+    assert "view(batch_size, -1)" in read(ids.view(-1, 8).t().contiguous())[1]
     keys = torch.stack([torch.arange(250).repeat(8), torch.randint(0, 10**6, (2000,), generator=draw)], 1)
     assert read(keys.flatten().view(8, -1)) is None, "rows of one form, with keys and values"
     assert read(torch.randint(0, 50, (8, 500), generator=draw)) is None

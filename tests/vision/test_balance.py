@@ -96,3 +96,8 @@ def test_unequal_classes_have_a_measured_cause(often: list[int], weights: list[f
     """`weights of another split, in another class order, or inverted` was printed for a sampler and weights that are both on."""
     found = pictures._unbalanced(often, weights)
     assert (cause in found) if cause else not found, found
+
+
+@pytest.mark.parametrize(("labels", "uneven"), [([0, 1, 2, 0, 1], False), ([0, 0, 0, 1, 3], True)])
+def test_training_is_uneven(labels: list[int], uneven: bool):
+    assert balancing.build(balancing.Balance(), torch.tensor(labels), 4, 0.0, mixed=False).uneven == uneven

@@ -224,7 +224,7 @@ def test_a_class_that_is_never_found_is_named():
     found = pictures.forgotten.check([*rows, {"val/recall/nothing": 1.0, "val/recall/nucleus": 0.0}])
     assert not found.ok
     assert found.measured == "recall below 1%: nucleus"
-    even, rare = (pictures.forgotten_class(torch.tensor(labels)) for labels in ([0, 1, 2], [0, 0, 0, 1, 2]))
+    even, rare = (pictures.forgotten_class(uneven) for uneven in (False, True))
     found = even.check([{f"val/recall/{i}": float(i == 0) for i in range(10)}])
     assert found.measured == "recall below 1%: 1, 2, 3, 4, 5 and 4 more of 10 classes"
     assert found.remedy == pictures.ONE_CLASS

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-COMMON = 48  # tokens that are told apart; the others count as one
-PAIRS, MOST = 3000, 60_000  # pairs of neighbours that are needed, and read
+COMMON, GROUPS = 24, 25  # tokens that are told apart; groups of the others
+PAIRS, MOST = 1500, 60_000  # pairs of neighbours that are needed, and read
 TIMES, MORE = 2.0, 0.15  # information between samples against that between places: factor and difference in nats
 COPIES = 0.3  # share of equal neighbours from which samples are copies of each other
 CAUSE = (
@@ -25,7 +25,7 @@ def fault(texts: Sequence[Tensor]) -> tuple[str, str] | None:
     if not whole:
         return None
     counts = torch.bincount(torch.cat([x.flatten() for x in whole]).clamp_min(0))
-    code = torch.full((len(counts),), COMMON)
+    code = COMMON + torch.arange(len(counts)) % GROUPS
     code[counts.topk(min(COMMON, len(counts))).indices] = torch.arange(min(COMMON, len(counts)))
     known = [code[x.clamp_min(0)] for x in whole]
     along = information([(x[:, :-1], x[:, 1:]) for x in known])
@@ -45,7 +45,7 @@ def information(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
     a, b = (torch.cat([p[i].flatten() for p in pairs])[:MOST] for i in (0, 1))
     if len(a) < PAIRS:
         return None
-    n = COMMON + 1
+    n = COMMON + GROUPS
     joint = torch.bincount(a * n + b, minlength=n * n).view(n, n).double()
     p = joint / joint.sum()
     own = p.sum(1, keepdim=True) * p.sum(0, keepdim=True)

@@ -80,6 +80,8 @@ class Parts(NamedTuple):
     """Loss of an untrained net, in nats."""
     floor: float
     """Lowest possible loss: the entropy of a smoothed target."""
+    uneven: bool
+    """Whether a class has less than half of the training samples of the largest one."""
 
 
 def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
@@ -107,9 +109,11 @@ def build(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: 
     target = [1 - smoothing + smoothing / n, *[smoothing / n] * (n - 1)]
     floor, first = -sum(p * math.log(p) for p in target if p > 0), math.log(n)
     plain = lambda batch: {"*": len(batch["label"])}  # noqa: E731
+    often = torch.bincount(labels)
+    uneven = bool(2 * often[often > 0].min() < often.max())
     if balance.by == "focal":
-        return Parts(focal, plain, (1 - 1 / n) ** balance.gamma * first, floor)
+        return Parts(focal, plain, (1 - 1 / n) ** balance.gamma * first, floor, uneven)
     if balance.by == "weights":
         own = lambda batch: {"ce": weight.to(batch["image"].device)[batch["label"]].sum()}  # noqa: E731
-        return Parts(weighed, own, first, floor)
-    return Parts(None, plain, first, floor)
+        return Parts(weighed, own, first, floor, uneven)
+    return Parts(None, plain, first, floor, uneven)

@@ -225,11 +225,9 @@ forgotten_box = _every_class(
 )
 
 
-def forgotten_class(labels: Tensor) -> Monitor:
-    """The same for classes of pictures. `labels` (N,) are those of training: a class is rare with less than half of the largest one's."""
-    counts = torch.bincount(labels)
-    counts = counts[counts > 0]
-    rare = "if the class is rare in training: --balance.by weights or sampler; " * bool(2 * counts.min() < counts.max())
+def forgotten_class(uneven: bool) -> Monitor:
+    """The same for classes of pictures. `uneven`: some have far fewer training samples than others."""
+    rare = "if the class is rare in training: --balance.by weights or sampler; " * uneven
     return _every_class(
         f"{rare}if the loss still falls: more --train.epochs; if not: the evaluation reads its pictures differently (channels, scale, order "
         "of classes)"
