@@ -228,10 +228,8 @@ class Sandbox:
             import safetensors.torch as st
         except ImportError:
             return
-        keep, take = (
-            st.serialize_file,
-            st.safe_open,
-        )  # what save_file() and load_file() call, whoever has imported these by name
+        # what save_file() and load_file() call, whoever has imported these by name
+        keep, take = st.serialize_file, st.safe_open
         rebind(keep, lambda tensors, filename, *a, **k: keep(tensors, self.writing(filename), *a, **k))
         rebind(take, lambda filename, *a, **k: take(self.reading(filename), *a, **k))
 

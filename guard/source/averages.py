@@ -12,22 +12,8 @@ from trainworthy.guard.source.reading import Source
 NAMES = {"ema", "averaged", "swa", "shadow"}
 MADE = ("deepcopy", "AveragedModel", "EMA", "ModelEMA", "ModelEma", "ModelEmaV2", "ExponentialMovingAverage")
 MOVES = {"update", "average", "moving", "accumulate", "lerp", "polyak"}
-READS = {
-    "eval",
-    "evaluate",
-    "test",
-    "validate",
-    "sample",
-    "generate",
-    "save",
-    "load",
-    "apply",
-    "use",
-    "swap",
-    "copy",
-    "predict",
-    "export",
-}
+READS = {"eval", "evaluate", "test", "validate", "sample", "generate", "save", "load", "apply", "use", "swap", "copy", "predict",
+         "export"}  # fmt: skip
 CARE = ("requires_grad_", "to", "cuda", "eval", "train")
 """Methods that prepare a model, and give it back."""
 

@@ -1,13 +1,12 @@
 """Finds masked entries that always win: filled with what the following minimum, maximum or softmax prefers."""
 
 import ast
-import math
 
 from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import targets
 from trainworthy.guard.source.calls import is_call, subject
-from trainworthy.guard.source.nodes import number, tail, variable
+from trainworthy.guard.source.nodes import tail, variable, written
 from trainworthy.guard.source.reading import Source
 
 LEAST, MOST = ("min", "amin", "argmin"), ("max", "amax", "argmax")
@@ -29,7 +28,7 @@ def preferred(source: Source) -> Fault | None:
                     continue
             if filled is None or filled.lineno > node.lineno:
                 continue
-            base, value = filled.func.value, amount(filled.args[1])
+            base, value = filled.func.value, written(filled.args[1])
             if value is not None and (why := wins(attr, base, value, made)):
                 return (
                     f"line {node.lineno} of {file}: entries that line {filled.lineno} fills with {ast.unparse(filled.args[1])} {why}",
@@ -42,20 +41,6 @@ def of_masked(value: ast.AST, made: dict[str, ast.expr]) -> ast.Call | None:
     """Return the call of masked_fill() that makes a value, directly or by the name that holds it."""
     value = made.get(variable(value), value)
     return value if is_call(value, "masked_fill", "masked_fill_") and len(value.args) > 1 else None
-
-
-def amount(value: ast.AST) -> float | None:
-    """Return the number that is written: 0.0, -1e9, float("inf"), -math.inf; None for anything else."""
-    match value:
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = amount(operand)
-            return None if inner is None else -inner
-        case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str() as text)]):
-            return float(text) if text.strip("+-").lower() in ("inf", "infinity") else None
-        case ast.Attribute(attr="inf" | "infty"):
-            return math.inf
-    given = number(value)
-    return None if given is None else float(given)
 
 
 def wins(attr: str, base: ast.AST, value: float, made: dict[str, ast.expr]) -> str:

@@ -1,6 +1,7 @@
 """What the rules read in a syntax tree: names and numbers, and the nodes of a scope or a loop."""
 
 import ast
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,6 +27,23 @@ def variable(node: ast.AST | None) -> str:
 def number(node: ast.AST) -> Any:
     """Return the number that is written; None for anything else, True and False too."""
     return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
+
+
+def written(node: ast.AST) -> float | None:
+    """Return the number that is written, also below 0 or infinite: 0, -1e9, float("inf"), -math.inf, np.inf; None for anything else."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = written(operand)
+            return None if inner is None else -inner
+        case ast.Attribute(attr=name) if name.lower() in ("inf", "infinity"):
+            return math.inf
+        case ast.Call(func=func, args=[ast.Constant(value=value)]) if tail(func) == "float":
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                return None
+    value = number(node)
+    return None if value is None else float(value)
 
 
 def only(nodes: Iterable[ast.AST], kinds: type | tuple[type, ...]) -> list[Any]:

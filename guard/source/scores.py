@@ -1,13 +1,12 @@
 """Finds a best score that nothing beats, a scheduler that waits for the other direction, and a metric that is never reset."""
 
 import ast
-import math
 
 from trainworthy.core.base.names import more_is_better, words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import named, paired, targets
 from trainworthy.guard.source.calls import is_call, methods, owner, unwrapped
-from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, only, tail
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, only, tail, written
 from trainworthy.guard.source.reading import Source
 
 ATTACKS = {"adv", "adversarial", "attack", "attacks", "delta", "deltas", "perturbation", "pgd"}
@@ -23,7 +22,7 @@ def unbeatable(source: Source) -> Fault | None:
     for file, node in source.of(ast.Assign, ast.AnnAssign):
         for target in targets(node) if node.value is not None else ():
             for one, value in paired(target, node.value):
-                if (begin := start(value)) is not None:
+                if (begin := written(value)) is not None:
                     starts.setdefault(tail(one), []).append((file, node.lineno, begin))
     for file, node in source.of(ast.If):
         if not (found := replaced(node)):
@@ -75,23 +74,6 @@ def replaced(node: ast.If) -> tuple[str, str, bool] | None:
         if new and best and len(sets) == 1 and new in map(tail, ast.walk(sets[0])):
             return best, new, falls
     return None
-
-
-def start(node: ast.expr) -> float | None:
-    """Return the number that a line begins with: 0, -1e9, float("inf"), -math.inf, np.inf."""
-    match node:
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = start(operand)
-            return None if inner is None else -inner
-        case ast.Attribute(attr=name) if name.lower() in ("inf", "infinity"):
-            return math.inf
-        case ast.Call(func=func, args=[ast.Constant(value=value)]) if tail(func) == "float":
-            try:
-                return float(value)
-            except (TypeError, ValueError):
-                return None
-    value = number(node)
-    return None if value is None else float(value)
 
 
 def plateau(source: Source) -> Fault | None:

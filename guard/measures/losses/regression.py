@@ -9,6 +9,7 @@ from torch import Tensor
 from trainworthy.core.base.correlation import pearson, spearman
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of
+from trainworthy.guard.measures.models.sampling import coefficients
 
 PAIRS = 24
 WINDOW = 512  # longest target that is read, in steps
@@ -219,21 +220,6 @@ def white(x: Tensor) -> bool:
     x = (x - x.mean()) / x.std()
     beside = float((x[1:] * x[:-1]).mean())
     return abs(float((x**4).mean()) - 3) < 0.5 and abs(float((x**3).mean())) < 0.3 and abs(beside) < 5 / len(x) ** 0.5
-
-
-def coefficients(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the coefficients of noisy = a * clean + b * noise + c for each sample; None if that does not fit."""
-    x = to_double(clean.flatten(1))
-    columns = torch.stack([x, to_double(noise.flatten(1)), torch.ones_like(x)], 2)
-    goal = to_double(noisy.flatten(1))[:, :, None]
-    try:
-        found = torch.linalg.lstsq(columns, goal).solution
-    except RuntimeError:
-        return None
-    left = (columns @ found - goal).flatten(1).norm(dim=1) / goal.flatten(1).norm(dim=1).clamp_min(1e-12)
-    if float(left.median()) > 1e-3 or abs(pearson(x, noise)) > 0.1:
-        return None
-    return found[:, 0, 0], found[:, 1, 0]
 
 
 def unexplained_share(y: Tensor, *columns: Tensor) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.base.correlation import spearman
+from trainworthy.core.base.correlation import pearson, spearman
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of
 from trainworthy.guard.hooks.trees import tensors
@@ -39,9 +39,8 @@ class Sampling:
         self.given: Tensor | None = None  # the last input of training that holds noise,
         self.added: list[Tensor] = []  # and noise of its shape
         self.targets: Counter = Counter()
-        self.last: tuple[int, Tensor, Tensor | None] | None = (
-            None  # model, input and output of the last call of a sampling loop
-        )
+        # model, input and output of the last call of a sampling loop
+        self.last: tuple[int, Tensor, Tensor | None] | None = None
         self.signs: Counter = Counter()  # of the output's weight in the next input
         self.guided = False  # two outputs make a step
 
@@ -151,12 +150,23 @@ class Sampling:
 def is_clean(x: Tensor, target: Tensor, noise: Tensor) -> bool:
     """Return whether each input is a sum of its target and of noise whose share differs from sample to sample. In a straight path (flow
     matching) that share is 1 for the difference of sample and noise."""
-    a, b, y = (to_double(v.detach().flatten(1)) for v in (target, noise, x))
-    two = torch.stack([a, b], -1)
-    weights = torch.linalg.lstsq(two, y[..., None]).solution
-    left = (two @ weights - y[..., None]).norm(dim=(1, 2)) / y.norm(dim=1).clamp_min(1e-12)
-    signal, added = weights[:, 0, 0], weights[:, 1, 0]
-    return bool((left < 1e-3).all()) and bool((signal > -1e-3).all()) and len(x) > 3 and float(added.std()) > 0.02
+    found = coefficients(x, target, noise)
+    return found is not None and len(x) > 3 and bool((found[0] > -1e-3).all()) and float(found[1].std()) > 0.02
+
+
+def coefficients(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the coefficients of noisy = a * clean + b * noise + c for each sample; None if that does not fit."""
+    x = to_double(clean.flatten(1))
+    columns = torch.stack([x, to_double(noise.flatten(1)), torch.ones_like(x)], 2)
+    goal = to_double(noisy.flatten(1))[:, :, None]
+    try:
+        found = torch.linalg.lstsq(columns, goal).solution
+    except RuntimeError:
+        return None
+    left = (columns @ found - goal).flatten(1).norm(dim=1) / goal.flatten(1).norm(dim=1).clamp_min(1e-12)
+    if float(left.median()) > 1e-3 or abs(pearson(x, noise)) > 0.1:
+        return None
+    return found[:, 0, 0], found[:, 1, 0]
 
 
 def weight_of(out: Tensor, before: Tensor, after: Tensor) -> int:

@@ -8,7 +8,6 @@ A recipe passes its stage function and the settings under which it learns a prob
 - batches with `observation` and `return`, and its environments in `stage.state`.
 """
 
-import contextlib
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +26,7 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     GAMMA,
     Subject,
     answers,
+    by_definition,
     known,
     learnt,
     measure_reward_scale,
@@ -36,7 +36,6 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     rounded,
 )
 from trainworthy.recipes.rl.control.gates.objective import entries_gate, formula_gate, returns_gate
-from trainworthy.recipes.rl.control.gates.recording import seen
 from trainworthy.recipes.rl.control.gates.target_rate import target_rate_gate
 
 LIMIT = 1e-3
@@ -71,7 +70,7 @@ def targets_gate(subject: Subject) -> Gate:
         measured += [f"every reward times {times:.4g}"] * (times != 1)
         if wrong and (own := own_targets(context, subject)):
             raise Skip(own)
-        cause = cause or (_by_definition(context, subject) if wrong else "")
+        cause = cause or (definitions.measured(by_definition(context, subject)) if wrong else "")
         return Finding(
             not wrong, "; ".join(wrong) or f"equal to the analytic returns: {'; '.join(measured)}",
             f"within {LIMIT:g}" + f", at {under}" * bool(under),
@@ -84,13 +83,6 @@ def targets_gate(subject: Subject) -> Gate:
         )  # fmt: skip
 
     return check
-
-
-def _by_definition(context: GateContext, subject: Subject) -> str:
-    """Return the cause that the targets of the configured run support (see the gate `returns`); empty if there is none."""
-    with contextlib.suppress(Skip, KeyError, AttributeError, TypeError):
-        return definitions.measured(subject.targets(context.cfg, seen(context))) if subject.targets else ""
-    return ""
 
 
 def changed_rewards(pairs: list[tuple[float, float]]) -> str:

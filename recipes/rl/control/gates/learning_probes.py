@@ -176,17 +176,24 @@ def _runs_here(context: GateContext, id: str) -> Iterator[None]:
 def own_targets(context: GateContext, subject: Subject) -> str:
     """Return why the configured run's targets are right although they are not those of the probes' rules (see the gate `returns`): exactly
     those of a soft policy, or of rewards that the loop shapes. Empty if they are neither."""
-    with contextlib.suppress(Skip, KeyError, AttributeError, TypeError):
-        compared = subject.targets(context.cfg, seen(context)) if subject.targets else {}
-        if all(off <= EXACT for off, _ in compared.values()):
-            name = next((name for name in compared if name.startswith((definitions.SOFT, shaping.SHAPED))), "")
-            why = (
-                "they contain the policy's entropy"
-                if name.startswith(definitions.SOFT)
-                else "they are added to the environment's"
-            )
-            return f"{name}: {why}, which the probes' rules do not know" if name else ""
-    return ""
+    compared = by_definition(context, subject)
+    name = next((name for name in compared if name.startswith((definitions.SOFT, shaping.SHAPED))), "")
+    if not name or any(off > EXACT for off, _ in compared.values()):
+        return ""
+    soft = name.startswith(definitions.SOFT)
+    why = "they contain the policy's entropy" if soft else "they are added to the environment's"
+    return f"{name}: {why}, which the probes' rules do not know"
+
+
+def by_definition(context: GateContext, subject: Subject) -> definitions.Compared:
+    """Return the configured run's targets against their definition (see the gate `returns`), computed once; nothing where it does not fit."""
+
+    def compared() -> definitions.Compared:
+        with contextlib.suppress(Skip, KeyError, AttributeError, TypeError):
+            return subject.targets(context.cfg, seen(context)) if subject.targets else {}
+        return {}
+
+    return context.once("rl-by-definition", compared)
 
 
 def one_step_targets(context: GateContext, subject: Subject, gamma: float = GAMMA) -> list[tuple[float, float]]:
