@@ -86,7 +86,7 @@ def check(
         only: ids of the gates or checks to run (default: all that apply).
         waive: {gate id: why its failure is accepted}.
         seed: of every draw: build, order, augmentation, dropout.
-        raises: raise GateFailed at the end if a gate failed; else read the result.
+        raises: raise GateFailed at the end if a gate failed, with the verdict to look at first; else read the result.
         folder: where evidence is written: gates.json, data.json, gates/<id>/ with the batch and a script; default: nowhere.
 
     The global generators of torch, numpy and random are afterwards what they were before. `trainworthy.watch()` does not see what
@@ -119,7 +119,7 @@ def check(
     result = Result(verdicts, where if folder is not None else None)
     if raises and result.failed:
         first, kind = (nearest(result.failed), "checks") if own else (leading(result.failed), "gates")
-        raise GateFailed(f"{closing(first, len(result.failed), len(verdicts), kind)}\n\n{result.table(result.failed)}")
+        raise GateFailed(f"{closing(first, len(result.failed), len(verdicts), kind)}\n\n{result.table([first])}")
     return result
 
 
