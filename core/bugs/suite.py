@@ -46,8 +46,8 @@ def cases(recipes: Collection[str], kinds: Collection[str]) -> list[Case]:
     """Return the cases of these recipes (all recipes if there are none), by recipe, planted bugs first."""
     if not (ROOT / "tests" / "helpers" / "plant.py").is_file():
         raise UserError("planted bugs and healthy variants come with the source code, not with an installation",
-                        got=str(ROOT), needed="a checkout of the repository, installed by pip install -e .",
-                        next="trainworthy bugs --mutate vision/classify  (mutants need no checkout)")  # fmt: skip
+                        got=str(ROOT), needed="a checkout of the repository, installed by pip install -e .; mutants need none",
+                        next="trainworthy bugs --mutate vision/classify")  # fmt: skip
     found = []
     if "planted" in kinds:
         found += [Case(p.recipe, "planted", p.id, p.old, p.new, tuple(p.argv), p.gate, tuple(p.before), p.row, tuple(p.words),

@@ -271,7 +271,7 @@ def load_exclusions(folder: str | Path) -> Exclusions:
     In a recipe: `skip = core.load_exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
     """
     if not Path(folder).is_dir():
-        raise UserError(f"no folder {folder} with exclusion lists", next="trainworthy data RECIPE  (writes them)")
+        raise UserError(f"no folder {folder} with exclusion lists", cause="`data` has not written them", next="trainworthy data RECIPE")
     return Exclusions(**{kind: _read(Path(folder) / name) for kind, name in LISTS.items()})
 
 
@@ -294,5 +294,5 @@ def _read(path: Path) -> list[str]:
         raise UserError(f"{path} cannot be read", got=error, needed="a JSON list of texts") from None
     if not isinstance(found, list) or not all(isinstance(t, str) for t in found):
         raise UserError(f"{path} is not an exclusion list", got=type(found).__name__, needed="a JSON list of texts",
-                        next="trainworthy data RECIPE  (writes one)")  # fmt: skip
+                        next="trainworthy data RECIPE")  # fmt: skip
     return found

@@ -191,3 +191,9 @@ TURNS = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "on
 def test_the_next_step_reads_these_rows(recipe: str, row: dict, argv: tuple[str, ...], words: tuple[str, ...], refused):
     """Other names of columns, or rows of another recipe: the message names the setting or the recipe that reads them."""
     refused(recipe, lines([row] * 3), words, *argv)
+
+
+def test_a_folder_of_tables_for_pretraining_is_a_data_set(launch, tmp_path: Path):
+    (tmp_path / "part.jsonl").write_text('{"text": "one"}\n')
+    done = launch("data", "llm/pretrain", "--data.path", str(tmp_path), code=2)
+    assert f"next:         --data.path hub:{tmp_path}" in done.stderr

@@ -61,6 +61,19 @@ def row(sample: dict) -> tuple:
     return tuple(sample["input_ids"].tolist()), tuple(sample["labels"].tolist()), tuple(sample["position_ids"].tolist())
 
 
+def test_a_missing_shard_is_noted(small, net: Path, tmp_path: Path):
+    path = written(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"train-{i:05}-of-00003.jsonl").write_text("".join(lines[i::3]))
+    assert "missing" not in data(folder, net).notes
+    (folder / "train-00001-of-00003.jsonl").unlink()
+    assert data(folder, net).notes["missing"].endswith("count: train-00001-of-00003.jsonl")
+    assert streaming.absent(["a/x-1-of-3.zst", "b/x-1-of-1", "y.jsonl"]) == ["x-0-of-3.zst", "x-2-of-3.zst"]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_lane_is_its_documents_window_by_window(kind: str, small, net: Path, tmp_path: Path):
     """Stretch behind stretch, over the end of the lane and on: nothing is lost, nothing comes twice, nothing held out comes."""

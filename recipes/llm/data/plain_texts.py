@@ -80,9 +80,11 @@ def _files(path: Path) -> list[tuple[str, str | None]]:
     paths = sorted(p for p in path.rglob("*") if p.suffix in PLAIN) if path.is_dir() else [path]
     if not paths:
         found = sorted({p.suffix or p.name for p in path.rglob("*") if p.is_file()})
+        tables = {*found} & {*TABLES}
         raise core.UserError(
             f"--data.path {path}: no texts in it", got=", ".join(found[:8]) or "nothing", needed=", ".join(PLAIN),
-            cause=other_recipes.that_read(path, "texts"))  # fmt: skip
+            cause="tables in a folder are a data set, hub:FOLDER" if tables else other_recipes.that_read(path, "texts"),
+            next=f"--data.path hub:{path}" if tables else "")  # fmt: skip
     found: list[tuple[str, str | None]] = []
     for file in paths:
         try:

@@ -9,7 +9,8 @@ starts there. Without the cache it reads up to there again. Row i belongs to lan
 import json
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from itertools import chain, count
@@ -33,6 +34,7 @@ LANES = 8  # parallel lanes; a multiple of the usual numbers of processes
 ROWS = 64  # rows of a stretch, which are shuffled and packed together
 BLOCK = 1 << 20  # bytes of lines
 SAMPLE = 4 << 20  # bytes of text that are read first: for the tokenizer, the frequencies and the validation set
+SHARD = re.compile(r"(.*?)(\d+)-of-(\d+)([^/]*)", re.DOTALL)
 FEW = 2  # bad documents that every block may have
 
 
@@ -323,6 +325,18 @@ def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str]
     return *documents.split_off(train, given[0] if given else None, path, streamed=True), notes
 
 
+def absent(names: Iterable[str]) -> list[str]:
+    """Return the names of missing shards: `train-00003-of-00005.parquet` belongs to five files, numbered from 0 or from 1."""
+    there: dict[tuple[str, str, str], set[int]] = {}
+    for m in filter(None, map(SHARD.fullmatch, names)):
+        there.setdefault((m[1], m[3], m[4]), set()).add(int(m[2]))
+    return [
+        Path(f"{start}{i:0{len(n)}}-of-{n}{end}").name
+        for (start, n, end), have in sorted(there.items())
+        for i in sorted({k + (int(n) in have) for k in range(int(n))} - have)
+    ]
+
+
 def rows(corpus: documents.Corpus, source: documents.Source, **how: Any) -> Packed:
     """Training data: rows of the whole corpus, or of its stream."""
     if source.streaming:
@@ -344,6 +358,8 @@ class Streamed(Packed):
             f"{len({b.url for b in some}):,} files, {n} lanes; counted are {len(corpus.train):,} documents, the others are read "
             f"while they are trained on"
         }
+        if lost := absent([b.url for b in some]):
+            self.notes["missing"] = f"{len(lost):,} of the files that the names of the others count: {', '.join(lost[:3])}{', ...' * (len(lost) > 3)}"
 
     def expected(self, corpus: documents.Corpus) -> int:
         """Return the estimated number of rows of the whole stream, from its first documents."""
