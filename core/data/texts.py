@@ -271,7 +271,11 @@ def load_exclusions(folder: str | Path) -> Exclusions:
     In a recipe: `skip = core.load_exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
     """
     if not Path(folder).is_dir():
-        raise UserError(f"no folder {folder} with exclusion lists", cause="`data` has not written them", next="trainworthy data RECIPE")
+        raise UserError(
+            f"no folder {folder} with exclusion lists",
+            cause="`data` has not written them",
+            next="trainworthy data RECIPE",
+        )
     return Exclusions(**{kind: _read(Path(folder) / name) for kind, name in LISTS.items()})
 
 

@@ -359,7 +359,9 @@ class Streamed(Packed):
             f"while they are trained on"
         }
         if lost := absent([b.url for b in some]):
-            self.notes["missing"] = f"{len(lost):,} of the files that the names of the others count: {', '.join(lost[:3])}{', ...' * (len(lost) > 3)}"
+            self.notes["missing"] = (
+                f"{len(lost):,} of the files that the names of the others count: {', '.join(lost[:3])}{', ...' * (len(lost) > 3)}"
+            )
 
     def expected(self, corpus: documents.Corpus) -> int:
         """Return the estimated number of rows of the whole stream, from its first documents."""
