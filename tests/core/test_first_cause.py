@@ -234,6 +234,22 @@ def test_an_entry_that_leaves_its_sample_is_named(both: bool):
     assert found.startswith("the loss puts the samples of 'x' in another order than those of 'y'") != both, found
 
 
+def test_a_deviation_over_samples_is_named():
+    """One sample has none: what it gave was not a number, and no experiment compared it."""
+    torch.manual_seed(0)
+    net, data = nn.Linear(3, 4), TensorPairs(torch.randn(8, 3), torch.randint(4, (8,)))
+
+    def loss(model: nn.Module, batch: dict) -> dict:
+        z = model(batch["x"])
+        return {"ce": nn.functional.cross_entropy((z - z.mean(0)) / z.std(0), batch["y"], reduction="sum")}
+
+    stage = SimpleNamespace(model=net, loss=loss)
+    run = SimpleNamespace(autocast=contextlib.nullcontext, device=torch.device("cpu"))
+    mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
+    found = explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False)
+    assert found.startswith("statistics over the batch axis: a sample alone has the loss nan")
+
+
 class TensorPairs(Data):
     """Rows of two tensors."""
 

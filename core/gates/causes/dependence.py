@@ -1,6 +1,7 @@
 """Finds where samples of a batch influence each other, and what a model answers from that ignores its input."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,8 +70,11 @@ class Mixture:
 
 def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> str:
     """Return which experiment explains that the batch's loss or gradients are not those of its samples."""
+    whole, rows = m.loss(indices), sum(m.loss([i]) for i in indices)
+    if math.isfinite(whole) and not math.isfinite(rows):
+        return (f"statistics over the batch axis: a sample alone has the loss {rows:g}, which {len(indices)} samples together do not have, as from "
+                "a deviation over samples, x.std(0) (take it over the entries of one sample)")  # fmt: skip
     if mean:
-        whole, rows = m.loss(indices), sum(m.loss([i]) for i in indices)
         return (f"the loss is a MEAN over the batch: return the SUM, core divides it by the counts ({len(indices)} times {whole:.4g} is "
                 f"the sum over single samples, {rows:.4g})")  # fmt: skip
     if why := explain_calls(m, indices):
