@@ -4,10 +4,12 @@ Children are forked from a process that has imported torch and run nothing, so a
 time.
 """
 
+import difflib
 import fcntl
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import termios
@@ -61,7 +63,7 @@ def locate(words: list[str], *, command: str = "guard") -> Target:
         return Target(Path(spec.origin), script_arguments(words[2:]), name)
     path = Path(words[0])
     if not path.is_file():
-        raise UserError(f"no script {path}", needed="the path of a Python file, or -m and a module", next="ls *.py")
+        raise _no_script(path, command)
     if path.suffix not in (".py", ""):
         following = {
             ".ipynb": f"jupyter nbconvert --to script {path}",
@@ -70,6 +72,18 @@ def locate(words: list[str], *, command: str = "guard") -> Target:
         raise UserError("guard needs a Python script", got=str(path), needed="a file ending in .py, or -m package.module",
                         next=following.get(path.suffix, ""))  # fmt: skip
     return Target(path.absolute(), script_arguments(words[1:]))
+
+
+def _no_script(path: Path, command: str) -> UserError:
+    """Return the message for a path that is no file: the nearest scripts, by their names."""
+    if path.is_dir():
+        inside = sorted(p for p in path.iterdir() if p.suffix == ".py" and not p.name.startswith("_"))
+        first = next((p for p in inside if "train" in p.stem), inside[0] if len(inside) == 1 else None)
+        return UserError(f"{path} is a folder", got=", ".join(p.name for p in inside[:5]) + ", ..." * (len(inside) > 5) or "no Python file",
+                         needed="the script that trains", next=f"trainworthy {command} {shlex.quote(str(first))}" if first else f"ls {path}")  # fmt: skip
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.7)
+    return UserError(f"no script {path}", needed="the path of a Python file, or -m and a module",
+                     next=f"trainworthy {command} {shlex.quote(str(path.parent / near[0]))}" if near else "ls *.py")  # fmt: skip
 
 
 def script_arguments(words: list[str]) -> list[str]:

@@ -160,13 +160,19 @@ def test_guard_refuses_bad_usage(launch, tmp_path):
         (("guard", "n.ipynb"), "jupyter nbconvert --to script n.ipynb"),
         (("guard", "run.sh"), "grep -n python run.sh"),
         (("guard", "syntax.py"), "syntax.py:2\n"),
+        (("guard", "pkg"), "pkg is a folder\n  got:          more.py, train_net.py\n"),
+        (("watch", "pkg"), "trainworthy watch pkg/train_net.py"),
+        (("guard", "pkg/train_nets.py"), "trainworthy guard pkg/train_net.py"),
     ):
         for name, text in (
             ("x.py", ""),
             ("n.ipynb", "{}"),
             ("run.sh", "python x.py"),
             ("syntax.py", "x = 1\ndef f(:\n"),
+            ("pkg/train_net.py", ""),
+            ("pkg/more.py", ""),
         ):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
         done = launch(*argv)
         assert done.returncode == 2, done.shown
