@@ -79,8 +79,9 @@ def _no_script(path: Path, command: str) -> UserError:
     if path.is_dir():
         inside = sorted(p for p in path.iterdir() if p.suffix == ".py" and not p.name.startswith("_"))
         first = next((p for p in inside if "train" in p.stem), inside[0] if len(inside) == 1 else None)
-        return UserError(f"{path} is a folder", got=", ".join(p.name for p in inside[:5]) + ", ..." * (len(inside) > 5) or "no Python file",
-                         needed="the script that trains", next=f"trainworthy {command} {shlex.quote(str(first))}" if first else f"ls {path}")  # fmt: skip
+        names = ", ".join(p.name for p in inside[:5]) + ", ..." * (len(inside) > 5)
+        return UserError(f"{path} is a folder", got=names or "no Python file", needed="the script that trains",
+                         next=f"trainworthy {command} {shlex.quote(str(first))}" if first else f"ls {path}")  # fmt: skip
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.7)
     return UserError(f"no script {path}", needed="the path of a Python file, or -m and a module",
                      next=f"trainworthy {command} {shlex.quote(str(path.parent / near[0]))}" if near else "ls *.py")  # fmt: skip
