@@ -85,12 +85,13 @@ def make_student(cfg: Config, teacher: whisper.Whisper) -> tuple[whisper.Whisper
     kept = {"encoder": evenly(config.encoder_layers, cfg.encoder or config.encoder_layers),
             "decoder": evenly(config.decoder_layers, cfg.decoder)}  # fmt: skip
     config.encoder_layers, config.decoder_layers = len(kept["encoder"]), len(kept["decoder"])
-    model, theirs = WhisperForConditionalGeneration(config), teacher.model.state_dict()
+    # The teacher's own parameters: they never change, and a copy for each build would stay in memory with it
+    model, theirs = WhisperForConditionalGeneration(config), teacher.model.state_dict(keep_vars=True)
 
     def origin(name: str) -> str:
         return LAYER.sub(lambda m: f"{m[1]}.layers.{kept[m[1]][int(m[2])]}.", name)
 
-    start = {name: theirs[origin(name)].clone() for name in model.state_dict()}
+    start = {name: theirs[origin(name)] for name in model.state_dict()}
     model.load_state_dict(start)
     model.generation_config = copy.deepcopy(teacher.model.generation_config)
     for name, parameter in model.named_parameters():
