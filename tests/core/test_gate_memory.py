@@ -29,8 +29,10 @@ LARGE = {
     "rl/rlhf": "--stand-in {}/models",
     "diffusion/pixel": "--stand-in {}/models --train.batch-size 16 --train.epochs 0.02",
     "diffusion/text": "--stand-in {}/models",
+    "distill/compress": "--stand-in {}/models",
 }
-"""Recipes whose gates held more than training at some time: two replay buffers, copies of gradients, a copy of the data for each build."""
+"""Recipes whose gates held more than training at some time: two replay buffers, copies of gradients, a copy of the data or of the first weights
+for each build."""
 GATES = "wiring,accumulation,resume,ema,target-rate"
 PEAK, LEFT, KEPT = 1.1, 0.02, 2.2
 """Highest gate over training; and, in units of the model's weights, what is alive at the start of training and before a gate.
