@@ -87,3 +87,59 @@ class Limited(gymnasium.Wrapper):
 
 env = Limited(gymnasium.make("CartPole-v1").unwrapped)
 """
+
+
+POLICY = """
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+env = gymnasium.make("CartPole-v1")
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+    def forward(self, states, actions):
+        return torch.distributions.Categorical(logits=self.net(states)).log_prob(actions)
+
+policy = Policy()
+value = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
+optimizers = [torch.optim.Adam(m.parameters(), lr=3e-3) for m in (policy, value)]
+for epoch in range(12):
+    rows, returns = [], []
+    while len(rows) < 256:
+        state, done, rewards = env.reset(seed=len(rows))[0], False, []
+        while not done:
+            with torch.no_grad():
+                logp = policy.net(torch.as_tensor(state)[None])[0].log_softmax(0)
+            action = int(torch.multinomial(logp.exp(), 1))
+            rows.append((state, action, float(logp[action])))
+            state, reward, ended, cut, _ = env.step(action)
+            done = ended or cut
+            rewards.append(reward)
+        returns += np.cumsum(rewards[::-1])[::-1].tolist()
+    s = torch.tensor(np.array([r[0] for r in rows]))
+    a, old = torch.tensor([r[1] for r in rows]), torch.tensor([r[2] for r in rows])
+    goal = torch.tensor(returns, dtype=torch.float32)
+    for _ in range(4):
+        policy(s, a)
+        logp = policy(s, a)
+        better = goal - value(s).detach().squeeze(1)
+        moved = (old - logp).mean().item()
+        optimizers[0].zero_grad()
+        (-logp * (better - better.mean()) / better.std()).mean().backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        ((value(s).squeeze(1) - goal) ** 2).mean().backward()
+        optimizers[1].step()
+    print(epoch, goal.mean().item(), moved)
+"""
+
+
+def test_an_old_log_probability_is_no_target(tmp_path):
+    """Of a policy that returns log-probabilities, as Spinning Up has: they were taken for the values of next states, and the old ones for targets."""
+    verdicts, printed, _ = guard(POLICY, tmp_path, interventions=False)
+    assert verdicts["direction"].verdict != "fail", printed

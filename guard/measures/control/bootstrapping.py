@@ -61,7 +61,7 @@ class Bootstrapped:
         reward = torch.tensor([float(credit.rewards[e][t][k]) for e, t, k in rows], dtype=torch.float64)
         ended = torch.tensor([bool(credit.terminated[e][t][k]) for e, t, k in rows])
         y = to_double(target.detach().flatten())[known]
-        others = [v for x, v, _ in self.outputs if len(v) == len(target) and x is not states]
+        others = [v for x, v, _ in self.outputs if len(v) == len(target) and not torch.equal(x, states)]
         for value in candidates(others):
             if self._count(y, to_double(value)[known], reward, ended):
                 self.lengths |= {length(credit, *row) for row, end in zip(rows, ended.tolist(), strict=True) if end}
@@ -73,8 +73,9 @@ class Bootstrapped:
         if int((~ended).sum()) < ROWS // 2 or float(value.std()) == 0 or float(y[~ended].std()) == 0:
             return False
         weights = torch.linalg.lstsq(columns[~ended], y[~ended, None], driver="gelsd").solution[:, 0]
-        left = columns @ weights - y
-        if float(left[~ended].std()) > EXACT * float(y[~ended].std()) or not 0.3 < float(weights[0]) < 1.1:
+        left, least = columns @ weights - y, EXACT * float(y[~ended].std())
+        rewarded = float((columns[~ended, 1:] @ weights[1:]).abs().mean()) > least  # else it is no target: an old log-probability
+        if float(left[~ended].std()) > least or not rewarded or not 0.3 < float(weights[0]) < 1.1:
             return False
         share = (weights[0] * value).abs()
         held, none = left.abs() < 0.05 * share, (left - weights[0] * value).abs() < 0.05 * share
