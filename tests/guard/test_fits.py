@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trainworthy.guard.checks import interventions
 
 from tests.conftest import patched
 from tests.guard.guarding import guard
@@ -126,3 +127,19 @@ def test_seed_of_the_guard(tmp_path):
         losses.append(found["watched"]["facts"]["trend"])
     assert losses[0] == losses[1] != losses[2], losses
     assert losses[3] == losses[4], losses
+
+
+def _two_losses(steps: int, leaves: int) -> tuple[dict, dict]:
+    """Losses on eight samples that fall to the best constant, 1.7; with their own inputs they fall on from step `leaves`."""
+    others = [1.7 + 0.6 * 0.95**i for i in range(steps)]
+    own = [b - min(1.6, 0.004 * max(0, i - leaves) ** 1.5) for i, b in enumerate(others)]
+    return {"nll": own, "train_accuracy": [0.5] * steps}, {"nll": others}
+
+
+@pytest.mark.parametrize(("steps", "leaves", "result"), [(129, 110, "skip"), (129, 200, "cause"), (387, 110, "ok")])
+def test_a_net_that_learns_the_best_constant_first(steps: int, leaves: int, result: str):
+    """A small CNN of a public notebook with weights of deviation 0.01: it was stopped at the step at which its loss began to close."""
+    own, others = _two_losses(steps, leaves)
+    found = interventions.overfit(own, others)
+    assert found.get(result), found
+    assert bool(interventions.hasty(found, {"facts": own})) == (result == "cause")

@@ -137,6 +137,10 @@ HEALTHY = {
     "a split that is not used": [
         ("    val_score", "    x_train, y_train, x_val, y_val = data()\n    val_pred = model(x_train)\n    val_score")
     ],
+    "two layers of one size": [
+        ("def moments(x)", "class Heads(nn.Module):\n    def __init__(self, features, latent):\n        super().__init__()\n"
+                           "        self.mean = nn.Linear(64, latent)\n        self.logvar = nn.Linear(64, latent)\n\n\ndef moments(x)")
+    ],
     "a classifier of neighbours": [
         ("    val_score", "    y_train, y_val, x_train, x_val = data()\n    val_pred = knn(x_train, y_train, x_val)\n    val_score")
     ],

@@ -50,7 +50,7 @@ def accumulation(context: GateContext) -> Finding:
         raise Skip(f"by design: {probe.expect.batch_dependence}")
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
-    each = max(4, probe.expect.at_most(8, times=2))
+    each = max(4, min(probe.expect.at_most(8, times=2), _at_once(context)))
     one, even, cuts = _divisions(each, few=bool(probe.expect.gate_batch_size), alike=_alike(context, probe))
     limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
@@ -135,6 +135,12 @@ def _alike(context: GateContext, stage: Stage) -> bool:
     train = context.cfg.train
     parts = train.accumulate * context.accelerator.num_processes
     return getattr(stage, "ask", None) is not None and train.batch_size % parts == 0
+
+
+def _at_once(context: GateContext) -> int:
+    """Return the number of samples that the run takes at once, so that the undivided batch needs no more memory; 8 of a user's own loop."""
+    cfg = context.cfg.train
+    return cfg.batch_size // (context.accelerator.num_processes * cfg.accumulate) if context.sized else 8
 
 
 def _divisions(size: int, *, few: bool, alike: bool) -> tuple[str, str, dict[str, list[int]]]:

@@ -65,7 +65,10 @@ def dependency(context: GateContext) -> Finding:
     )
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
     micro = math.ceil(context.cfg.train.batch_size / (run.world * context.cfg.train.accumulate))
-    n, small = min(micro, len(samples.data)), not (gap <= limit and leak <= limit)  # `small`: eight samples show it, or it is NaN
+    n, small = (
+        min(micro, len(samples.data)),
+        not (gap <= limit and leak <= limit),
+    )  # `small`: eight samples show it, or it is NaN
     if small:
         cause = _why(used[-1], mean=mean)
     elif n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only

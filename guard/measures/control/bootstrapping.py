@@ -74,7 +74,9 @@ class Bootstrapped:
             return False
         weights = torch.linalg.lstsq(columns[~ended], y[~ended, None], driver="gelsd").solution[:, 0]
         left, least = columns @ weights - y, EXACT * float(y[~ended].std())
-        rewarded = float((columns[~ended, 1:] @ weights[1:]).abs().mean()) > least  # else it is no target: an old log-probability
+        rewarded = (
+            float((columns[~ended, 1:] @ weights[1:]).abs().mean()) > least
+        )  # else it is no target: an old log-probability
         if float(left[~ended].std()) > least or not rewarded or not 0.3 < float(weights[0]) < 1.1:
             return False
         share = (weights[0] * value).abs()

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,11 @@ def load(source: Source, skip: int = 0) -> Recordings:
         path = Path(source.path).absolute()
         files = sorted((str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in path.rglob("*"))
         key |= {"path": str(path), "files": files, "clipped": CLIPPED}
-    made = built("distill-lessons", key, lambda folder: _make(source, folder, skip))
+    return _read(built("distill-lessons", key, lambda folder: _make(source, folder, skip)))
+
+
+@lru_cache(maxsize=2)  # the test split's, too: gates build a stage many times, and hold several
+def _read(made: Path) -> Recordings:
     return Recordings(
         folder=made, **load_file(made / "lessons.safetensors"), **json.loads((made / "lessons.json").read_text())
     )

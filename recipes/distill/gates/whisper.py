@@ -259,7 +259,7 @@ def head(context: GateContext) -> Finding:
     """Computes the stage's loss for the teacher's features: it shows errors in ids, shift and mask."""
     run, stage = context.build(Rehearsal(steps=1))
     data, seed = stage.data["train"], context.cfg.run.seed
-    batch = fetch(data, pick(data, 16, seed), seed, run.device)
+    batch = fetch(data, pick(data, min(16, context.cfg.train.batch_size), seed), seed, run.device)
     with evaluating(stage.model):
         rest = stage.model(torch.zeros_like(batch["envelope"]))
     canvas = torch.where(speech(batch)[..., None], batch["features"], rest)
