@@ -54,6 +54,10 @@ ENOUGH = 20  # sampling steps, of which twice as many are tried
 LATE = 0.25  # the same at the end of a run
 BRIGHT = 0.06  # difference of means, pictures in [-1, 1]
 RICH = 0.1  # difference of standard deviations
+EXCHANGED = (
+    "guidance leads away from the class: the halves of the net's batch, with and without the class, are exchanged (with the answers of one half "
+    "for the other: {:.2f}): unconditional + {:g} * (conditional - unconditional)"
+)
 MIXED = "other samples of the batch are part of a sample's error: return what they add as a term of its own, {'mse': ..., 'contrast': ...}"
 INHERITED = (
     "an option that the sampler inherits from the training scheduler (clip_sample clips the picture but keeps the noise of the "
@@ -112,6 +116,12 @@ def noise_process(
             some = [i for i in pick(val, min(2 * n, len(val)), context.cfg.run.seed) for _ in range(each)]
             some = [i for i in some if int(val.peek(i, key)) in first]
             known = stage.evaluate(knowing, View(val, some))[stage.metric.name]
+            knowing.exchanged = True
+            exchanged = (
+                stage.evaluate(knowing, View(val, some))[stage.metric.name]
+                if known < 0.5 * stage.metric.ceiling
+                else 0.0
+            )
         shipped.set_timesteps(steps)
         met, left = torch.tensor(sorted(knowing.met)), walks.left_over(shipped)
         strays = sum((met - i).abs().min().item() > 1e-3 for i in (way.met if way else shipped.timesteps.tolist()))
@@ -142,6 +152,8 @@ def noise_process(
             )
         if known < floor and sum(seen.hidden) > OTHER_IDS * max(1, len(seen.hidden)):
             why = "training gives the net other class ids than those of the samples, with which samples are requested"
+        if not why and known < floor <= exchanged:
+            why = EXCHANGED.format(exchanged, context.cfg.sampling.guidance_scale)
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
@@ -205,14 +206,18 @@ def density(context: GateContext) -> Finding:
     actions, found = model.sample(observations, noise)
     rows = [torch.autograd.grad(actions[:, i].sum(), noise, retain_graph=True)[0] for i in range(actions.shape[1])]
     normal = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(-1)
-    known = normal - torch.linalg.slogdet(torch.stack(rows, 1)).logabsdet
+    slopes = torch.stack(rows, 1)  # (B, actions, noise)
+    known = normal - torch.linalg.slogdet(slopes).logabsdet
     error = (found - known).abs().max().item()
+    fixed = to_double(~slopes.any(-1).all(-1)).mean().item()
     return Finding(
         error <= LIMIT, f"log-densities of {len(known)} actions differ from the change of variables by up to {error:.2g}", f"{LIMIT:g}",
         "the slope of tanh is missing: subtract log(1 - a^2) for every component of an action\n"
         "a mean over the components of an action instead of a sum, or another axis\n"
         "the density has another standard deviation than the sampler",
         evidence={"found": found.tolist(), "known": known.tolist()},
+        cause=f"{fixed:.0%} of the actions do not move with their noise: they are clipped to their bounds after they were drawn, and have no "
+              "density there; clip what the environment gets, and keep the drawn action for the log-probability" if fixed else "",
     )  # fmt: skip
 
 
