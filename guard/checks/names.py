@@ -20,6 +20,7 @@ from trainworthy.guard.source import (
     sequences,
     shared_objects,
     splits,
+    terms,
     transitions,
     values,
 )
@@ -104,6 +105,10 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     masks.preferred,
     averages.unread,
     scores.means_over_samples,
+    terms.other_variable,
+    terms.counted_twice,
+    terms.dropped_labels,
+    splits.all_rows,
 )
 """In their order: the first fault that one finds is the result of the check."""
 

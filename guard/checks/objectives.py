@@ -28,7 +28,11 @@ def direction(seen: Any) -> dict:
     rows = [attacks(seen), adversaries(seen), class_conditions.check(seen), weights, variational.check(one.latent)]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
-    rows += [(advantages(seen), ""), (one.same_rows.fault(), "")]
+    rows += [
+        (advantages(seen), ""),
+        (one.same_rows.fault(), ""),
+        (one.actors.fault(one.bootstrapped.reward_weights), ""),
+    ]
     faults, measured = [fault for fault, _ in rows if fault], [text for _, text in rows if text]
     if not faults and not measured:
         return skip(

@@ -18,6 +18,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats
+from trainworthy.guard.measures.control.actors import Actors
 from trainworthy.guard.measures.control.advantages import Values
 from trainworthy.guard.measures.control.bootstrapping import Bootstrapped
 from trainworthy.guard.measures.control.policy_rewards import Credit
@@ -135,7 +136,7 @@ class Evidence:
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
         self.outer, self.shares, self.moved_classes = Outer(), Shares(), MovedClasses()
-        self.bootstrapped, self.same_rows = Bootstrapped(), SameRows()
+        self.bootstrapped, self.same_rows, self.actors = Bootstrapped(), SameRows(), Actors()
         self.loss_terms, self.conditions = Terms(), Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
         self.stored, self.logits, self.overlaps = Stored(), Logits(), Overlaps()
@@ -171,6 +172,7 @@ class Evidence:
             self.values.root(module, args[0], out, self.credit)
             self.same_rows.root(args[0], grad)
             if grad:
+                self.actors.root(args, out, self.credit)
                 self.credit.asked = (args[0],)
                 self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.guard.hooks import events
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.data.scales import Measures
@@ -162,7 +163,8 @@ class Updates:
     # --- optimisers
 
     def built(self, it: torch.optim.Optimizer) -> None:
-        """The script built an optimiser: a later training may begin with it."""
+        """The script built an optimiser: a later training may begin with it. Environments step before a model is called."""
+        self.evidence.environments(events.replace)
         if self.control is not None:
             self.control.another(self.steps)
             if self.control.arrives():

@@ -8,7 +8,7 @@ from typing import Any
 from trainworthy.core.base.names import words
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.source.assignments import assigned, loaded, stored
-from trainworthy.guard.source.calls import methods, owner
+from trainworthy.guard.source.calls import calls, methods, owner, trains
 from trainworthy.guard.source.nodes import inside, number, only, tail, variable
 from trainworthy.guard.source.reading import Source, names_in
 
@@ -26,6 +26,16 @@ HELD_OUT = {"val", "test", "eval"}
 KINDS = {"loader", "loaders", "dataloader", "dl", "set", "dataset", "ds", "data", "transform", "transforms", "tf", "tfm", "tfms", "aug",
          "augs", "idx", "indices", "index", "ids", "x", "y", "images", "labels", "targets", "texts", "files", "paths", "rows", "df", "iter",
          "sampler", "subset"}  # fmt: skip
+ROWS = {"mask", "masks", "idx", "index", "indices", "nodes"}
+LOSSES = (
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "binary_cross_entropy_with_logits",
+    "criterion",
+    "loss_fn",
+    "loss_func",
+)
 FITS = ("fit", "fit_transform")
 FITTED = ("Scaler", "PCA", "Vectorizer", "SVD", "PowerTransformer", "QuantileTransformer")
 """Ends of the names of classes whose numbers depend on the rows they are fitted on. Encoders are left out: those of the same categories
@@ -237,4 +247,41 @@ def in_function(source: Source) -> Fault | None:
                     f"in line {of[others[0]]} those of the {others[0]} split",
                     f"{name}.transform(...) is meant, fitted once on training: each split is scaled by its own statistics",
                 )
+    return None
+
+
+def all_rows(source: Source) -> Fault | None:
+    """Find a training loss on all rows of a graph, where a mask of the training rows is read by the evaluation alone."""
+    masks = {n for n in source.known if split_of(n) == "train" and set(kind_of(n)) & ROWS}
+    held_out = {n for n in source.known if split_of(n) in HELD_OUT and set(kind_of(n)) & ROWS}
+    if not masks or not held_out or any(tail(n.func).lower().endswith("loader") for _, n in source.of(ast.Call)):
+        return None
+    training, read = [], False
+    for file, scope in source.scopes:
+        nodes = list(inside(scope))
+        counted = {
+            id(n) for c in calls(nodes, "print", "info", "sum", "format") for n in ast.walk(c)
+        }  # how many rows there are
+        names = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in counted)
+        own = {tail(n) for n in names if isinstance(n.ctx, ast.Load)}
+        if any(methods(nodes, "backward")):
+            parts = [
+                n
+                for n in only(nodes, ast.For)
+                if trains(n) and not any(calls(ast.walk(n.iter), "range", "trange", "count"))
+            ]
+            read |= bool(own & masks or parts)  # a sampler has chosen the rows of each part
+            training.append((file, nodes))
+        elif own & masks:  # a function that evaluates, or makes the masks, reads several of them
+            read |= not own & held_out
+            cut = [n for n in only(nodes, ast.Subscript) if tail(n.slice) in masks and isinstance(n.ctx, ast.Load)]
+            read |= bool(cut) and not any(isinstance(n, ast.Compare) for n in nodes)
+    for file, nodes in [] if read or len(training) != 1 else training:
+        loss = next((n for n in nodes if isinstance(n, ast.Call) and tail(n.func) in LOSSES and len(n.args) > 1), None)
+        if loss is not None and not any(isinstance(n, ast.Subscript) for a in loss.args for n in ast.walk(a)):
+            mask = sorted(masks)[0]
+            return (
+                f"line {loss.lineno} of {file}: {ast.unparse(loss)} has all rows, also those that the evaluation scores; `{mask}` is not read there",
+                f"the loss is to have the training rows alone: both arguments with [{mask}]",
+            )
     return None

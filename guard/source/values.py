@@ -124,7 +124,10 @@ def unused(source: Source) -> Fault | None:
     lines = {id(n.value) for _, n in source.of(ast.Expr) if id(n) not in tried}
     given = {n.arg for _, n in source.of(ast.arg)}
     for file, call, function, _ in source.calls.reached:
-        if id(call) in lines and variable(call.func) not in given and changes_nothing(function):
+        later = any(
+            read_after(source, call, name) for name in loaded(call) - {variable(call.func)}
+        )  # else it only shows something
+        if id(call) in lines and later and variable(call.func) not in given and changes_nothing(function):
             return (
                 f"line {call.lineno} of {file} calls {ast.unparse(call.func)}() and drops what it returns; {function.name}() in line "
                 f"{function.lineno} changes nothing else",
@@ -168,6 +171,8 @@ def rebound(source: Source) -> Fault | None:
     for file, loop in source.of(ast.For):
         own = variables(loop.target)
         held = any(calls(ast.walk(loop.iter), *HOLDERS))
+        if isinstance(loop.body[-1], ast.Break):  # one batch, to look at
+            continue
         for at, line in enumerate(loop.body):
             match line:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in own:
@@ -182,8 +187,8 @@ def rebound(source: Source) -> Fault | None:
     return None
 
 
-def read_after(source: Source, loop: ast.For, name: str) -> bool:
-    """Return whether a name is read behind a loop, in any function, before it is bound again: what holds it may be a closure."""
+def read_after(source: Source, loop: ast.stmt | ast.expr, name: str) -> bool:
+    """Return whether a name is read behind a loop or a call, in any function, before it is bound again: what holds it may be a closure."""
     within, last = {id(n) for n in ast.walk(loop)}, loop.end_lineno or loop.lineno
     behind = [n for _, n in source.of(ast.Name) if n.id == name and n.lineno > last]
     bound = min((n.lineno for n in behind if isinstance(n.ctx, ast.Store)), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the twenty-fourth, the hosted and the trainer set: each script is run whole,
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the twenty-fifth, the hosted and the trainer set: each script is run whole,
 unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
@@ -48,6 +48,8 @@ from tests.guard import (
     twentieth_set_heldout,
     twentyfirst_set,
     twentyfirst_set_heldout,
+    twentyfifth_set,
+    twentyfifth_set_heldout,
     twentyfourth_set,
     twentyfourth_set_heldout,
     twentysecond_set,
@@ -90,6 +92,8 @@ SETS = (
     twentysecond_set_heldout,
     twentythird_set,
     twentythird_set_heldout,
+    twentyfifth_set,
+    twentyfifth_set_heldout,
     twentyfourth_set,
     twentyfourth_set_heldout,
     hosted_set,

@@ -26,6 +26,8 @@ from tests.guard import (
     trainer_set_heldout,
     twentieth_set,
     twentieth_set_heldout,
+    twentyfifth_set,
+    twentyfifth_set_heldout,
     twentyfirst_set,
     twentyfirst_set_heldout,
     twentyfourth_set,
@@ -60,6 +62,7 @@ SETS = {
     "twentysecond": (42, last_byte, twentysecond_set, twentysecond_set_heldout),
     "twentythird": (42, last_byte, twentythird_set, twentythird_set_heldout),
     "twentyfourth": (40, last_byte, twentyfourth_set, twentyfourth_set_heldout),
+    "twentyfifth": (44, last_byte, twentyfifth_set, twentyfifth_set_heldout),
     "trainer": (54, last_byte, trainer_set, trainer_set_heldout),
 }
 """Name -> number of its cases, what puts an id into the open half (even) or into the closed one (odd), halves."""

@@ -30,6 +30,7 @@ class Bootstrapped:
         self.calls = 0
         self.outputs: deque = deque(maxlen=4)  # a model's first input, its output, the output's node
         self.with_value = self.without = 0
+        self.reward_weights: list[float] = []  # of the rewards, in targets that reward and value explain
         self.lengths: set[int] = set()  # of the episodes that ended there
 
     def root(self, given: Tensor, out: Any, credit: Credit) -> None:
@@ -79,6 +80,8 @@ class Bootstrapped:
         )  # else it is no target: an old log-probability
         if float(left[~ended].std()) > least or not rewarded or not 0.3 < float(weights[0]) < 1.1:
             return False
+        if float(reward.std()) > 0:
+            self.reward_weights.append(float(weights[1]))
         share = (weights[0] * value).abs()
         held, none = left.abs() < 0.05 * share, (left - weights[0] * value).abs() < 0.05 * share
         self.with_value += int((ended & held & ~none).sum())

@@ -1,0 +1,123 @@
+"""Finds terms that are not what their names say: a derivative by another variable, a term that counts twice, labels that are kept where
+they were to be dropped."""
+
+import ast
+from collections.abc import Iterator
+
+from trainworthy.core.base.names import LESS, words
+from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.source.assignments import loaded, named
+from trainworthy.guard.source.calls import calls, is_call
+from trainworthy.guard.source.nodes import inside, tail, variable
+from trainworthy.guard.source.reading import Source
+
+DERIVATIVES = ("grad", "gradient", "gradients", "derivative", "diff", "D")
+RANDOM = {
+    "rand",
+    "randn",
+    "random",
+    "normal",
+    "uniform",
+    "noise",
+    "sample",
+    "randint",
+    "gauss",
+    "choice",
+    "draw",
+    "dropout",
+}
+DROPPED, NOTHING = (
+    {"drop", "dropped", "uncond"},
+    {"null", "uncond", "unconditional", "empty", "blank", "none", "nothing", "pad"},
+)
+
+
+def other_variable(source: Source) -> Fault | None:
+    """Find `u_xx = grad(u_x, t)` next to `u_x = grad(u, x)` and `u_t = grad(u, t)`: letters of a name are what it was differentiated by."""
+    for file, scope in source.scopes:
+        found = [
+            (name, line, order(name), order(of) + by)
+            for name, line, value in named(inside(scope))
+            for of, by in derivative(value)
+            if "_" in name and order(of) + by
+        ]
+        wrong = [one for one in found if sorted(one[2]) != sorted(one[3])]
+        if len(found) - len(wrong) < 2 or len(wrong) != 1:
+            continue
+        name, line, stated, made = wrong[0]
+        if set(stated) <= {c for _, _, _, letters in found for c in letters} and len(stated) == len(made):
+            return (
+                f"line {line} of {file} makes `{name}` by differentiating by {' and '.join(made)}",
+                f"by {' and '.join(stated)} is meant, as the name says; the other derivatives have the letters of their variables",
+            )
+    return None
+
+
+def order(name: str) -> str:
+    """Return the letters behind the underscore: `xx` of `u_xx`; empty for a name without."""
+    return name.partition("_")[2]
+
+
+def derivative(value: ast.expr) -> Iterator[tuple[str, str]]:
+    """Yield (what is differentiated, by what) of the calls in a value, where both are variables and the second a letter."""
+    for call in calls(ast.walk(value), *DERIVATIVES):
+        match call.args:
+            case [ast.Name(id=of), ast.Name(id=by), *_] if len(by) == 1:
+                yield of, by
+
+
+def counted_twice(source: Source) -> Fault | None:
+    """Find `loss = f(a).mean() + f(a).mean()`. Draws differ from call to call."""
+    if any(RANDOM & {"dropout"} & set(words(tail(n.func))) for _, n in source.of(ast.Call)):
+        return None  # two passes with other units dropped
+    inner = {id(n.left) for _, n in source.of(ast.BinOp) if isinstance(n.op, ast.Add)}
+    for file, node in source.of(ast.BinOp):
+        if id(node) in inner or not isinstance(node.op, ast.Add):
+            continue
+        seen = set()
+        for term in summands(node):
+            text = ast.unparse(term)
+            if text in seen and reduced(term) and loaded(term):
+                return (
+                    f"line {node.lineno} of {file} adds `{text}` twice",
+                    "one of the two is to have other arguments: as it is, one term counts double and another is missing",
+                )
+            seen.add(text)
+    return None
+
+
+def summands(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the terms of a sum, from left to right."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from summands(node.left)
+        yield from summands(node.right)
+    else:
+        yield node
+
+
+def reduced(term: ast.AST) -> bool:
+    """Return whether a term is one number by the functions that make it, and none of them draws."""
+    made = [words(tail(n.func)) for n in ast.walk(term) if isinstance(n, ast.Call)]
+    return any({"mean", "sum", "norm", "criterion"} & set(m) or (m and m[-1].endswith(LESS)) for m in made) and not any(
+        RANDOM & set(m) for m in made
+    )
+
+
+def dropped_labels(source: Source) -> Fault | None:
+    """Find `torch.where(drop, labels, null)`: the labels of the dropped samples are kept, those of all others are lost."""
+    for file, call in source.of(ast.Call):
+        if not is_call(call, "where") or len(call.args) != 3:
+            continue
+        condition, kept, other = (set(words(tail(a) or "")) for a in call.args)
+        match call.args[0]:
+            case ast.Compare(ops=[ast.Lt() | ast.LtE()], comparators=[right]):
+                condition = set(words(tail(right)))
+        other |= {"null"} if is_call(call.args[2], "full_like", "full", "zeros_like", "empty_like") else set()
+        named_null = NOTHING & other and not NOTHING & kept and (variable(call.args[1]) or tail(call.args[1]))
+        if DROPPED & condition and not {"keep", "kept"} & condition and named_null:
+            text = ast.unparse(call)
+            return (
+                f"line {call.lineno} of {file}: `{text}` keeps what is to be dropped, and drops all the rest",
+                f"{ast.unparse(call.func)}({', '.join(ast.unparse(call.args[i]) for i in (0, 2, 1))}) is meant",
+            )
+    return None
