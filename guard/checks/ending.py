@@ -280,7 +280,9 @@ def untrained(seen: Following) -> Fault | None:
 
 
 def average(seen: Following) -> Fault | None:
-    """Find an average of weights that is evaluated while it still is mostly what it began with."""
+    """Find an average of weights that is evaluated without its buffers, or while it still is mostly what it began with."""
+    if stale := averages.buffers(seen.trail):
+        return stale
     _, whole = cut_short(seen)
     return averages.fault(seen.trail.found, seen.steps, whole) if whole and not seen.from_file else None
 

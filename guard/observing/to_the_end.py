@@ -32,6 +32,7 @@ class Quiet:
 
     def __init__(self) -> None:
         self.sampling, self.shares = Sampling(), Shares()
+        self.made: set = set()  # `root` adds to it; else it would raise there, and nothing behind it would run
 
     def drew(self, out: Tensor) -> None:
         """Note noise that the script drew."""
@@ -186,7 +187,7 @@ class Following(Observer):
             self.now = again[-1] if again else Evaluation(source, id(module), kind(module), some(module), self.steps)
             self.evaluations += [] if again else [self.now]
             if not again:
-                twins = [id(m) for m in map(inside, self.roots.values()) if kind(m) == self.now.kind]
+                twins = [m for m in map(inside, self.roots.values()) if kind(m) == self.now.kind]
                 with contextlib.suppress(Exception):
                     self.trail.evaluated(module, twins, self.snap, self.steps)
         self.now.calls += 1  # type: ignore[union-attr]

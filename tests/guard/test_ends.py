@@ -4,7 +4,7 @@ predictions with something else. Each bug is stopped, its healthy twin and what 
 import pytest
 import torch
 from torch import nn
-from trainworthy.guard.measures.models.averages import Trail, fault
+from trainworthy.guard.measures.models.averages import Trail, buffers, fault
 from trainworthy.guard.measures.models.sampling import Sampling
 from trainworthy.guard.measures.rates import spent
 from trainworthy.guard.measures.records import Sched
@@ -231,8 +231,30 @@ def walk(decay: float, *, steps: int = 200, kept: int = 0, seed: int = 0):
                     p.lerp_(q, 1 - (min(decay, (1 + step) / (10 + step)) if decay > 0.9999 else decay))
                 elif step == kept:
                     p.copy_(q)
-    trail.evaluated(average, [id(net)], start, steps)
+    trail.evaluated(average, [net], start, steps)
     return fault(trail.found, steps, steps)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_average_without_the_buffers(copied: bool):
+    torch.manual_seed(0)
+    net, average = (nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)) for _ in range(2))
+    average.load_state_dict(net.state_dict())
+    start = {id(p): (p, p.detach().flatten()[:256].clone()) for p in net.parameters()}
+    optimizer, trail = torch.optim.Adam(net.parameters(), 1e-2), Trail()
+    trail.trains(net)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (net(torch.randn(32, 16) + 1) - 3).square().mean().backward()
+        optimizer.step()
+        trail.step(list(net.parameters()))
+        with torch.no_grad():
+            for p, q in zip(average.parameters(), net.parameters(), strict=True):
+                p.lerp_(q, 0.1)
+            for p, q in zip(average.buffers(), net.buffers(), strict=True):
+                p.copy_(q if copied else p)
+    trail.evaluated(average.eval(), [net], start, 60)
+    assert bool(buffers(trail)) != copied
 
 
 @pytest.mark.parametrize("seed", range(5))

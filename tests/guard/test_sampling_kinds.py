@@ -77,3 +77,45 @@ def test_two_outputs_a_step_say_nothing():
     one = seen("sample", "noise")
     one.guided = True
     assert one.fault({}) is None
+
+
+def flow(*, trained: int = 1, unit: float = 1.0, guided: bool = True, steps: int = 40) -> Sampling:
+    """Record a flow: `trained`: the sign of the target; `unit`: of the times that the sampling loop tells the net."""
+    torch.manual_seed(0)
+    one, net, data = Sampling(), Net(), torch.randn(256, 32).sign()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in range(steps):
+        x1, t = data[torch.randint(256, (64,))], torch.rand(64)
+        x0 = torch.randn_like(x1)
+        one.drew(x0)
+        x, target = (1 - t[:, None]) * x0 + t[:, None] * x1, trained * (x1 - x0)
+        one.call(net, (x, t * T, torch.zeros(64, dtype=torch.long)), {})
+        out = net(x, t * T)
+        one.compared(out, target)
+        optimizer.zero_grad()
+        F.mse_loss(out, target).backward()
+        optimizer.step()
+    with torch.no_grad():
+        x = torch.randn(64, 32)
+        one.drew(x)
+        for i in range(20):
+            t, outs = torch.full((64,), unit * T * (i + 0.5) / 20), []
+            for shift in (0.0, 0.3)[: 1 + guided]:
+                one.call(net, (x, t, torch.zeros(64, dtype=torch.long)), {})
+                outs.append(net(x, t + shift))
+                one.gave(net, outs[-1])
+            x = x + (outs[-1] + 2 * (outs[0] - outs[-1])) / 20
+    return one
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [({}, ""), ({"trained": -1}, "the way from sample to noise"), ({"unit": 20.0}, "the sampling loop from")],
+    ids=["as it is", "turned", "numbers of steps"],
+)
+def test_the_way_and_the_times_of_a_flow(how: dict, words: str, guided: bool):
+    one = flow(**how, guided=guided)
+    fault = one.fault({})
+    assert (fault is not None) == bool(words), (fault, one.targets, one.signs, one.paired)
+    assert not words or words in fault[0]

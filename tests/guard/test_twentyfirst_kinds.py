@@ -195,11 +195,11 @@ def test_the_best_average_that_is_loaded_for_a_test(evaluated_before, stopped):
             for p, q in zip(average.parameters(), net.parameters(), strict=True):
                 p.lerp_(q, 0.1)
         if step in (1, 60) and (evaluated_before or step == 60):
-            trail.evaluated(average, [id(net)], start, step)
+            trail.evaluated(average, [net], start, step)
         if step == 1:
             best = {k: v.clone() for k, v in average.state_dict().items()}
     net.load_state_dict(best)
-    trail.evaluated(net, [id(net)], start, 60)
+    trail.evaluated(net, [net], start, 60)
     assert (averages.fault(trail.found, 60, 60) is not None) == stopped
 
 

@@ -11,6 +11,7 @@ from trainworthy.guard.hooks.parameters import parameters_of
 
 PARTS, ENTRIES = 8, 256
 STEPS = 100_000
+MOVED = 0.9  # most that an average may hold of the first weights to be one that was updated
 ALIKE = 0.3  # least cosine between the changes of the average and of the weights
 
 
@@ -35,6 +36,9 @@ class Trail:
         # A few weights of the averages: the best of them may be loaded at the end
         self.averaged: set[tuple[float, ...]] = set()
         self.found: list[Average] = []
+        self.stale: dict[
+            str, int
+        ] = {}  # kind of an average whose batch norms have no statistics -> step of its last evaluation
 
     def step(self, parameters: list[Tensor]) -> None:
         """Note weights after a step."""
@@ -49,13 +53,13 @@ class Trail:
         if id(module) not in self.order:
             self.order[id(module)] = tuple(id(p) for p in parameters_of(module))
 
-    def evaluated(self, module: nn.Module, twins: list[int], start: dict, step: int) -> None:
+    def evaluated(self, module: nn.Module, twins: list[nn.Module], start: dict, step: int) -> None:
         """Compare an evaluated model with those of its kind that train. `start`: id of a parameter -> itself and its first values."""
         if len(self.found) >= 400:
             return
         mine = list(parameters_of(module))
         for twin in twins:
-            ids = self.order.get(twin, ())
+            ids = self.order.get(id(twin), ())
             known = [(p, i) for p, i in zip(mine, ids, strict=False) if i in self.last and i in start]
             known = [(p, i) for p, i in known if not torch.equal(self.last[i], start[i][1])]
             rows = [
@@ -71,7 +75,19 @@ class Trail:
             if (share := share_left(now, last, first)) is not None:
                 self.found.append(Average(id(module), type(module).__name__, step, share))
                 self.averaged |= set(marks)
+                if share < MOVED and without_statistics(module) and not without_statistics(twin):
+                    self.stale[type(module).__name__] = step
             return
+
+
+def without_statistics(module: nn.Module) -> bool:
+    """Return whether all batch norms that use their statistics have those with which they were built: mean 0, variance 1."""
+    norms = [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None and not m.training
+    ]
+    return bool(norms) and all(not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms)
 
 
 def share_left(now: Tensor, last: Tensor, first: Tensor) -> float | None:
@@ -85,6 +101,18 @@ def share_left(now: Tensor, last: Tensor, first: Tensor) -> float | None:
 def signature(p: Tensor) -> tuple[float, ...]:
     """Return a few values of a tensor, which identify its state."""
     return (p.numel(), *p.detach().flatten()[:4].float().tolist())
+
+
+def buffers(trail: Trail) -> tuple[str, str] | None:
+    """Return what was measured and its cause if an average of weights is evaluated with statistics that it never got."""
+    for kind, step in trail.stale.items():
+        return (
+            f"the {kind} that is evaluated after step {step} has averaged weights, and its batch norms have the mean 0 and the variance 1 with which "
+            "they were built",
+            "the average leaves out the buffers: copy them at each update (parameters() has none, state_dict() has; "
+            "AveragedModel(use_buffers=True) or update_bn())",
+        )
+    return None
 
 
 def fault(found: list[Average], steps: int, whole: float) -> tuple[str, str] | None:

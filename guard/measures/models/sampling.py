@@ -25,6 +25,11 @@ FEWEST = 256
 STEPS, CLEAR = 96, 3.0  # steps of sampling that are read; standard errors from which a weight has a sign
 SIGNED, MOSTLY = 6, 0.9  # fewest steps with a sign, and the share of them that must agree
 SAMPLE, NOISE = "the sample", "the noise that was added"
+FORWARDS, BACKWARDS = (
+    "the way from noise to sample",
+    "the way from sample to noise",
+)  # of a straight path (flow matching)
+BEYOND = 0.5  # share of the sampling loop's times that lie outside of training's, by more than its range
 LARGEST = 200_000  # numbers of a batch of samples that are compared
 
 
@@ -42,7 +47,11 @@ class Sampling:
         # model, input and output of the last call of a sampling loop
         self.last: tuple[int, Tensor, Tensor | None] | None = None
         self.signs: Counter = Counter()  # of the output's weight in the next input
+        self.paired: Counter = Counter()  # the same of two outputs that make a step: with a condition and without
+        self.shape: tuple[int, ...] = ()  # of the sampling loop's sample, of which `last` and `outputs` hold some rows
+        self.outputs: list[Tensor] = []  # of the calls on the sampling loop's present sample
         self.guided = False  # two outputs make a step
+        self.asked: dict[int, list[float]] = {}  # model -> times that it got in sampling loops
 
     def drew(self, out: Tensor) -> None:
         """Record noise that the script drew."""
@@ -57,12 +66,16 @@ class Sampling:
             return
         self._follow(id(module), x.detach())
         times = [v for v in given if v is not x and v.numel() in (1, len(x)) and v.dim() < 3 and not v.requires_grad]
+        if len(times) > 1 and len(real := [v for v in times if v.is_floating_point()]) == 1:
+            times = real  # the others are class numbers
         noise = [n for ref in self.draws if (n := ref()) is not None and n.shape == x.shape]
         if torch.is_grad_enabled() and times and noise and sum(self.targets.values()) < CALLS:
             self.given, self.added = x.detach(), noise
-        if len(times) != 1 or not noise:
+        if len(times) != 1 or (not noise and self.last is None):
             return
         time = to_double(times[0].detach().flatten()).expand(len(x))
+        if self.last is not None and len(self.asked.setdefault(id(module), [])) < FEWEST:
+            self.asked[id(module)].append(float(time[0]))
         if torch.is_grad_enabled():
             if (
                 self.calls < CALLS
@@ -82,6 +95,8 @@ class Sampling:
             return
         if any(address_of(n) == address_of(target) for n in self.added):
             self.targets[NOISE] += 1
+        elif way := next((w for n in self.added if (w := straight(x, target, n))), ""):
+            self.targets[way] += 1
         elif any(is_clean(x, target, n) for n in self.added):
             self.targets[SAMPLE] += 1
         else:
@@ -90,15 +105,20 @@ class Sampling:
     def _follow(self, model: int, x: Tensor) -> None:
         """Note the weight of the last output in this input, if both belong to one sampling loop."""
         last, self.last = self.last, None
-        if torch.is_grad_enabled() or x.numel() > LARGEST or sum(self.signs.values()) >= STEPS:
+        if torch.is_grad_enabled() or x[0].numel() > LARGEST or sum(self.signs.values()) >= STEPS:
             return
         begins = any((n := ref()) is not None and address_of(n) == address_of(x) for ref in self.draws)
-        goes_on = last is not None and last[0] == model and last[1].shape == x.shape
+        goes_on = last is not None and last[0] == model and self.shape == x.shape
         if not begins and not goes_on:
             return
-        half = len(x) // 2
-        self.guided |= goes_on and torch.equal(last[1], x)  # type: ignore[index]
+        self.shape, half = x.shape, len(x) // 2
         self.guided |= half > 0 and torch.equal(x[:half], x[half : 2 * half])
+        x = x[: LARGEST // x[0].numel()]
+        again = goes_on and torch.equal(last[1], x)  # type: ignore[index]
+        if goes_on and not begins and not again and len(self.outputs) == 2:
+            self.paired[weight_of_both(self.outputs, last[1], x)] += 1  # type: ignore[index]
+        self.outputs = self.outputs if again else []
+        self.guided |= again
         step = goes_on and not begins and last[2] is not None  # type: ignore[index]
         if step and (sign := weight_of(last[2], last[1], x)):  # type: ignore[index]
             self.signs[sign] += 1
@@ -106,20 +126,28 @@ class Sampling:
 
     def gave(self, module: nn.Module, out: Any) -> None:
         """Note the output of a call of a sampling loop."""
-        y = next((v for v in tensors(out) if self.last and v.shape == self.last[1].shape), None)
+        y = next((v for v in tensors(out) if self.last and v.shape == self.shape), None)
         if y is not None and self.last is not None and self.last[0] == id(module):
-            self.last = (*self.last[:2], y.detach().clone())
+            self.last = (*self.last[:2], y.detach()[: len(self.last[1])].clone())
+            self.outputs.append(self.last[2])
 
     def _other_kind(self) -> tuple[str, str] | None:
         """Return that the sampling loop takes the output for noise, and training compares it with samples, or the reverse."""
-        (kind, count), signs = (self.targets.most_common(1) or [("", 0)])[0], self.signs
+        kind, count = (self.targets.most_common(1) or [("", 0)])[0]
+        signs = self.paired if kind in (FORWARDS, BACKWARDS) and self.guided else self.signs
         (sign, most) = (signs.most_common(1) or [(0, 0)])[0]
-        due = {SAMPLE: 1, NOISE: -1}.get(kind)
-        if due in (None, sign) or self.guided or count < 8 or count < 0.95 * sum(self.targets.values()):
+        due = {SAMPLE: 1, NOISE: -1, FORWARDS: 1, BACKWARDS: -1}.get(kind)
+        if (
+            due in (None, sign)
+            or not sign
+            or (self.guided and signs is self.signs)
+            or count < 8
+            or count < 0.95 * sum(self.targets.values())
+        ):
             return None
         if most < SIGNED or most < MOSTLY * sum(signs.values()):
             return None
-        other = NOISE if kind == SAMPLE else SAMPLE
+        other = {SAMPLE: NOISE, NOISE: SAMPLE, FORWARDS: BACKWARDS, BACKWARDS: FORWARDS}[kind]
         how = "subtracts it from" if sign < 0 else "adds it to"
         return (
             f"training compares the net's output with {kind}; the sampling loop {how} its sample at {most} of {sum(signs.values())} steps, as if "
@@ -144,7 +172,44 @@ class Sampling:
                     f"from it, at {float(time[far].mean()):.3g}, they were {there:.0%}",
                     "time runs backwards in sampling: it must begin at the end at which training has noise",
                 )
-        return self._other_kind()
+        return self._other_kind() or self._other_times(alike)
+
+    def _other_times(self, alike: dict[int, int]) -> tuple[str, str] | None:
+        """Return that the sampling loop tells the net times of another scale than training."""
+        for module, asked in self.asked.items():
+            rows = self.noised.get(alike.get(module, module), [])
+            if sum(len(t) for t, _ in rows) < FEWEST or len(set(asked)) < SIGNED:
+                continue
+            time = torch.cat([t for t, _ in rows])
+            least, most = float(time.min()), float(time.max())
+            beyond = [t for t in asked if not least - (most - least) <= t <= most + (most - least)]
+            if len(beyond) > BEYOND * len(asked):
+                return (
+                    f"training tells the net times from {least:.3g} to {most:.3g}, the sampling loop from {min(asked):.3g} to {max(asked):.3g}",
+                    "sampling must tell the net the time in training's units, and not the number of the step",
+                )
+        return None
+
+
+def straight(x: Tensor, target: Tensor, noise: Tensor) -> str:
+    """Return which way along a straight path from noise to sample a target is: x = noise + share * target, with the shares' sign."""
+    way = to_double(x.flatten(1)) - to_double(noise.flatten(1))
+    y = to_double(target.flatten(1))
+    shares = (way * y).sum(1) / (y * y).sum(1).clamp_min(1e-12)
+    left = (way - shares[:, None] * y).norm(dim=1) / way.norm(dim=1).clamp_min(1e-12)
+    if len(x) < 4 or float(left.median()) > 1e-3 or float(shares.std()) < 0.02 or abs(pearson(target, noise)) < 0.1:
+        return ""
+    return FORWARDS if bool((shares > 0).all()) else BACKWARDS if bool((shares < 0).all()) else ""
+
+
+def weight_of_both(outputs: list[Tensor], before: Tensor, after: Tensor) -> int:
+    """Return the sign of the sum of two outputs' weights in the step from `before` to `after`; 0 if they do not make it."""
+    columns = torch.stack([to_double(y.flatten()) for y in outputs], 1)
+    step = to_double((after - before).flatten())
+    weights = torch.linalg.lstsq(columns, step[:, None], driver="gelsd").solution[:, 0]
+    if float((columns @ weights - step).norm()) > 0.1 * float(step.norm()):
+        return 0
+    return 1 if float(weights.sum()) > 0 else -1
 
 
 def is_clean(x: Tensor, target: Tensor, noise: Tensor) -> bool:
