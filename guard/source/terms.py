@@ -68,7 +68,7 @@ def derivative(value: ast.expr) -> Iterator[tuple[str, str]]:
 
 def counted_twice(source: Source) -> Fault | None:
     """Find `loss = f(a).mean() + f(a).mean()`. Draws differ from call to call."""
-    if any(RANDOM & {"dropout"} & set(words(tail(n.func))) for _, n in source.of(ast.Call)):
+    if any("dropout" in words(tail(n.func)) for _, n in source.of(ast.Call)):
         return None  # two passes with other units dropped
     inner = {id(n.left) for _, n in source.of(ast.BinOp) if isinstance(n.op, ast.Add)}
     for file, node in source.of(ast.BinOp):
