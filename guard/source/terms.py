@@ -12,24 +12,9 @@ from trainworthy.guard.source.nodes import inside, tail, variable
 from trainworthy.guard.source.reading import Source
 
 DERIVATIVES = ("grad", "gradient", "gradients", "derivative", "diff", "D")
-RANDOM = {
-    "rand",
-    "randn",
-    "random",
-    "normal",
-    "uniform",
-    "noise",
-    "sample",
-    "randint",
-    "gauss",
-    "choice",
-    "draw",
-    "dropout",
-}
-DROPPED, NOTHING = (
-    {"drop", "dropped", "uncond"},
-    {"null", "uncond", "unconditional", "empty", "blank", "none", "nothing", "pad"},
-)
+RANDOM = {"rand", "randn", "random", "normal", "uniform", "noise", "sample", "randint", "gauss", "choice", "draw"}
+DROPPED = {"drop", "dropped", "uncond"}
+NOTHING = {"null", "uncond", "unconditional", "empty", "blank", "none", "nothing", "pad"}
 
 
 def other_variable(source: Source) -> Fault | None:
