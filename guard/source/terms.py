@@ -89,20 +89,28 @@ def reduced(term: ast.AST) -> bool:
 
 
 def dropped_labels(source: Source) -> Fault | None:
-    """Find `torch.where(drop, labels, null)`: the labels of the dropped samples are kept, those of all others are lost."""
-    for file, call in source.of(ast.Call):
-        if not is_call(call, "where") or len(call.args) != 3:
-            continue
-        condition, kept, other = (set(words(tail(a) or "")) for a in call.args)
-        match call.args[0]:
-            case ast.Compare(ops=[ast.Lt() | ast.LtE()], comparators=[right]):
-                condition = set(words(tail(right)))
-        other |= {"null"} if is_call(call.args[2], "full_like", "full", "zeros_like", "empty_like") else set()
-        named_null = NOTHING & other and not NOTHING & kept and (variable(call.args[1]) or tail(call.args[1]))
-        if DROPPED & condition and not {"keep", "kept"} & condition and named_null:
-            text = ast.unparse(call)
-            return (
-                f"line {call.lineno} of {file}: `{text}` keeps what is to be dropped, and drops all the rest",
-                f"{ast.unparse(call.func)}({', '.join(ast.unparse(call.args[i]) for i in (0, 2, 1))}) is meant",
-            )
+    """Find `drop = torch.rand(n) < p`, then `torch.where(drop, labels, null)`: the labels of the dropped samples are kept, all others are lost."""
+    for file, scope in source.scopes:
+        made = {name: value for name, _, value in named(inside(scope))}
+        for call in calls(inside(scope), "where"):
+            if len(call.args) != 3:
+                continue
+            condition, kept, other = call.args
+            null = NOTHING & set(words(tail(other))) or is_call(other, "full_like", "full", "zeros_like", "empty_like")
+            if null and tail(kept) and not NOTHING & set(words(tail(kept))) and drops(condition, made):
+                return (
+                    f"line {call.lineno} of {file}: `{ast.unparse(call)}` keeps what is to be dropped, and drops all the rest",
+                    f"{ast.unparse(call.func)}({', '.join(map(ast.unparse, (condition, other, kept)))}) is meant",
+                )
     return None
+
+
+def drops(condition: ast.expr, made: dict[str, ast.expr]) -> bool:
+    """Return whether a condition holds where a random number is below a rate, and one of the two has a name for what is dropped."""
+    value = made.get(variable(condition), condition)
+    match value:
+        case ast.Compare(left=left, ops=[ast.Lt() | ast.LtE()], comparators=[rate]) if any(
+            calls(ast.walk(left), "rand", "rand_like", "random")
+        ):
+            return bool(DROPPED & {*words(tail(condition)), *words(tail(rate))})
+    return False
