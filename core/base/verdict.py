@@ -58,9 +58,14 @@ class Verdict:
         return self.verdict == "fail"
 
 
+SYMPTOMS = ("overfit", "baseline", "tiny-data")
+"""Gates that tell that a training fails, and by themselves not why."""
+
+
 def leading(failed: list[Verdict]) -> Verdict:
-    """Return the failed gate to look at first: the first whose cause was measured, or else the first."""
-    return next((v for v in failed if is_explained(v.cause, v.evidence)), failed[0])
+    """Return the failed gate to look at first: the first whose cause was measured, or else the first that is no symptom."""
+    explained = [v for v in failed if is_explained(v.cause, v.evidence)]
+    return (explained or [v for v in failed if v.id not in SYMPTOMS] or failed)[0]
 
 
 def is_explained(cause: str, evidence: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from trainworthy.core.base.verdict import Verdict, leading
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples
 from trainworthy.core.gates.causes.resume import Watch, first_cause
@@ -248,6 +249,17 @@ def test_a_deviation_over_samples_is_named():
     mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
     found = explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False)
     assert found.startswith("statistics over the batch axis: a sample alone has the loss nan")
+
+
+def test_a_symptom_is_not_what_is_looked_at_first():
+    """`overfit` without a measured cause has a list that fits everything; the next gate names what it saw."""
+
+    def failed(id: str, cause: str = "") -> Verdict:
+        return Verdict(id, "", id, "fail", "measured", "needed", cause or "a list", 0.0, cause=cause)
+
+    assert leading([failed("overfit"), failed("answers")]).id == "answers"
+    assert leading([failed("overfit", "softmax twice"), failed("answers")]).id == "overfit"
+    assert leading([failed("overfit"), failed("tiny-data")]).id == "overfit"
 
 
 class TensorPairs(Data):
