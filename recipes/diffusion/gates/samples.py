@@ -142,7 +142,9 @@ def noise_process(
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
-        elif not undoes and wrong[worst] > EXACT:
+        elif not undoes and wrong[worst] <= EXACT:
+            why = walks.untrained(seen.timesteps, way.met if way else set(), total)
+        elif not undoes:
             levels = aim.timestep, aim.alpha, aim.sigma
             why = (
                 walks.clamped(aim.noisy)

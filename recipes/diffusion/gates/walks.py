@@ -17,6 +17,10 @@ Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
 """(pipeline, a batch of one, the net that knows it, number of steps) -> the pipeline's picture (1, C, H, W) in [-1, 1]."""
 CLAMPED = 0.02  # share of entries at a bound; noise alone puts one entry of all there
 AWAY = 0.1  # of the schedule, from which a timestep is another one
+FAR, MANY = (
+    0.05,
+    0.2,
+)  # of the schedule: a timestep that no trained one is near; share of the sampler's from which it is the cause
 CALM = 0.05  # signal level below which an implied picture only magnifies the prediction's rounding
 
 
@@ -113,3 +117,13 @@ def clamped(noisy: Tensor) -> str:
         return ""
     return (f"the noisy inputs are clamped: {share:.0%} of their entries are exactly {low.item():g} or {high.item():g}. Noise has no bounds, and "
             "the sampler's inputs have none")  # fmt: skip
+
+
+def untrained(trained: Tensor, met: set[float], total: int) -> str:
+    """Return that many of the timesteps that a sampler meets are far from all that training draws; `total`: timesteps of the schedule."""
+    least, most = trained.min().item(), trained.max().item()
+    far = [t for t in met if not least - FAR * total <= t <= most + FAR * total]
+    if len(far) < MANY * len(met) or not far:
+        return ""
+    return (f"{len(far)} of the {len(met)} timesteps at which the sampler asks the net are far from all that training draws: {least:.0f} to "
+            f"{most:.0f}, and sampling runs from {max(met):.0f} to {min(met):.0f}")  # fmt: skip
