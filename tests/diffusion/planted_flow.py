@@ -30,7 +30,7 @@ PLANTS = [
           recipe=FLOW, source="Stability-AI/StableCascade#142", harm="one noise level is learnt"),
     Plant("flow-exported-with-another-shift", "noise-process", "DF4", EXPORTED, EXPORTED.replace(
               "process.sampler()", "type(process.scheduler).from_config(process.scheduler.config, shift=3.0)"),
-          ("24 of the export's timesteps are not the evaluation's", "shift"), recipe=FLOW,
+          ("does not use 24 of the export's timesteps", "shift"), recipe=FLOW,
           harm="samples of the export are others than those that were measured"),
     Plant("flow-exported-with-ddim", "noise-process", "DF4", EXPORTED,
           "from diffusers import DDIMScheduler\n        " + EXPORTED.replace(
