@@ -67,6 +67,14 @@ def patched(source: str, *hunks: Hunk) -> str:
     return source
 
 
+@pytest.fixture(autouse=True)
+def _equal_draws(request: pytest.FixtureRequest) -> None:
+    """Begin a module's generator anew for each test, whatever other tests this worker ran before."""
+    for name in ("DRAW", "DRAWS"):
+        if isinstance(draws := getattr(getattr(request, "module", None), name, None), torch.Generator):
+            draws.manual_seed(0)
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., Done]:
     """`launch("check", "mine.py", code=3, cwd=..., timeout=...)`; the working directory is the test's own by default."""
