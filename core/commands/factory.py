@@ -49,9 +49,11 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
     made = runpy.run_path(str(path), run_name=path.stem)[NAME]
     waive = {id: values["--because"] or "" for id in (values["--waive"] or "").split(",") if id}
     try:
-        check(made, only=values["--only"] or "", waive=waive, seed=int(values["--seed"] or 0), folder=out)
-    except GateFailed as failed:  # the verdict that follows in the message stands in the lines above
-        raise GateFailed(str(failed).partition("\n\n")[0]) from None
+        result = check(
+            made, only=values["--only"] or "", waive=waive, seed=int(values["--seed"] or 0), raises=False, folder=out
+        )
+        if result.failed:  # the verdicts stand in the lines above
+            raise GateFailed(result.closing)
     finally:
         found |= verdicts_of(out)
         if (out / "gates.json").is_file():

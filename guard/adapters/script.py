@@ -42,6 +42,18 @@ class Result:
     verdicts: list[Verdict]
     folder: Path | None
     """Folder of the evidence, if one was requested."""
+    kind: str = "gates"
+    """What they are of: `gates`, or `checks` of a `Loop`."""
+
+    @property
+    def first(self) -> Verdict:
+        """The failed one to look at first."""
+        return (nearest if self.kind == "checks" else leading)(self.failed)
+
+    @property
+    def closing(self) -> str:
+        """How many failed, which to look at first, and its cause, in two lines."""
+        return closing(self.first, len(self.failed), len(self.verdicts), self.kind)
 
     @property
     def failed(self) -> list[Verdict]:
@@ -116,10 +128,9 @@ def check(
             )
         else:
             verdicts = _prove(factory, built, only, waive, seed, where, written=folder is not None)
-    result = Result(verdicts, where if folder is not None else None)
+    result = Result(verdicts, where if folder is not None else None, "checks" if own else "gates")
     if raises and result.failed:
-        first, kind = (nearest(result.failed), "checks") if own else (leading(result.failed), "gates")
-        raise GateFailed(f"{closing(first, len(result.failed), len(verdicts), kind)}\n\n{result.table([first])}")
+        raise GateFailed(f"{result.closing}\n\n{result.table([result.first])}")
     return result
 
 

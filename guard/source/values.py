@@ -124,10 +124,10 @@ def unused(source: Source) -> Fault | None:
     lines = {id(n.value) for _, n in source.of(ast.Expr) if id(n) not in tried}
     given = {n.arg for _, n in source.of(ast.arg)}
     for file, call, function, _ in source.calls.reached:
-        later = any(
-            read_after(source, call, name) for name in loaded(call) - {variable(call.func)}
-        )  # else it only shows something
-        if id(call) in lines and later and variable(call.func) not in given and changes_nothing(function):
+        if id(call) not in lines or variable(call.func) in given or not changes_nothing(function):
+            continue
+        # What is passed is read later; else the line only shows something
+        if any(read_after(source, call, name) for name in loaded(call) - {variable(call.func)}):
             return (
                 f"line {call.lineno} of {file} calls {ast.unparse(call.func)}() and drops what it returns; {function.name}() in line "
                 f"{function.lineno} changes nothing else",

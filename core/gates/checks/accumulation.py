@@ -21,7 +21,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import multiple
 from trainworthy.core.gates.causes.named import explain_micro_batches
 from trainworthy.core.gates.causes.prepared import cut_rows, joined, prepared_batches
-from trainworthy.core.gates.gate import GateContext, fetch
+from trainworthy.core.gates.gate import GateContext, fetch, own_size
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal, evaluating
@@ -50,7 +50,7 @@ def accumulation(context: GateContext) -> Finding:
         raise Skip(f"by design: {probe.expect.batch_dependence}")
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
-    each = max(4, min(probe.expect.at_most(8, times=2), _at_once(context)))
+    each = _undivided(context, probe)
     one, even, cuts = _divisions(each, few=bool(probe.expect.gate_batch_size), alike=_alike(context, probe))
     limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
@@ -137,10 +137,10 @@ def _alike(context: GateContext, stage: Stage) -> bool:
     return getattr(stage, "ask", None) is not None and train.batch_size % parts == 0
 
 
-def _at_once(context: GateContext) -> int:
-    """Return the number of samples that the run takes at once, so that the undivided batch needs no more memory; 8 of a user's own loop."""
-    cfg = context.cfg.train
-    return cfg.batch_size // (context.accelerator.num_processes * cfg.accumulate) if context.sized else 8
+def _undivided(context: GateContext, probe: Stage) -> int:
+    """Return the samples of the undivided batch: no more than the run takes at once, and so no more memory. A user's own loop states no size."""
+    most = own_size(context) if context.sized else 8
+    return max(4, min(probe.expect.at_most(8, times=2), most))
 
 
 def _divisions(size: int, *, few: bool, alike: bool) -> tuple[str, str, dict[str, list[int]]]:

@@ -4,7 +4,6 @@ size against both."""
 import contextlib
 import copy
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from trainworthy.core.gates.causes.scores import explain_in_batch
 from trainworthy.core.gates.causes.weighted_means import is_weighted_mean
 from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
 from trainworthy.core.gates.checks.lookahead import lookahead
-from trainworthy.core.gates.gate import GateContext, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick
 from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -64,11 +63,8 @@ def dependency(context: GateContext) -> Finding:
         f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)"
     )
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
-    micro = math.ceil(context.cfg.train.batch_size / (run.world * context.cfg.train.accumulate))
-    n, small = (
-        min(micro, len(samples.data)),
-        not (gap <= limit and leak <= limit),
-    )  # `small`: eight samples show it, or it is NaN
+    n = min(own_size(context), len(samples.data))
+    small = not (gap <= limit and leak <= limit)  # eight samples show it, or it is NaN
     if small:
         cause = _why(used[-1], mean=mean)
     elif n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only

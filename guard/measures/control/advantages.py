@@ -8,7 +8,6 @@ same sum, the next episode's value and advantage were counted in. A time limit (
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from trainworthy.guard.hooks.trees import floats
@@ -39,8 +38,7 @@ class Values:
         mine = self.of.setdefault(id(module), {}) if len(found) == 1 else {}
         if len(found) != 1 or len(mine) >= ROWS:
             return
-        for row, value in zip(rows, found[0].detach().flatten().tolist(), strict=True):
-            place = credit.where.get(np.ascontiguousarray(row).tobytes())
+        for place, value in zip(credit.places(rows), found[0].detach().flatten().tolist(), strict=True):
             if place is not None and place not in credit.known:
                 mine[place] = value
 

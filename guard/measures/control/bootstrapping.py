@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from trainworthy.core.base.doubles import to_double
@@ -54,7 +53,7 @@ class Bootstrapped:
         states = next((x for x, _, node in reversed(self.outputs) if node is not None and node in below), None)
         if states is None or len(states) != len(target):
             return
-        places = [credit.where.get(np.ascontiguousarray(r).tobytes()) for r in states.float().cpu().numpy()]
+        places = credit.places(states.float().cpu().numpy())
         known = [i for i, p in enumerate(places) if p and p[1] < len(credit.rewards.get(p[0], ()))]
         if len(known) < 0.9 * len(places):
             return

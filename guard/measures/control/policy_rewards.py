@@ -6,6 +6,7 @@ action: an advantage with its sign reversed. Observations tell which step of whi
 
 import contextlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,10 @@ class Credit:
             self.again += key in self.where
             self.where[key] = (env, len(rewards), i)
 
+    def places(self, rows: Iterable[np.ndarray]) -> list[tuple[int, int, int] | None]:
+        """Return of which environment, step and row each observation is (float32); None: no environment gave it."""
+        return [self.where.get(np.ascontiguousarray(row).tobytes()) for row in rows]
+
     def log_prob(self, out: Tensor, value: Any = None) -> None:
         """Note a log-probability that will be differentiated, of actions `value` in observations that are known."""
         if not self.where or not out.requires_grad or len(self.known) >= ROWS:
@@ -121,7 +126,7 @@ class Credit:
         rows = x.detach().float().cpu().numpy()
         several = not single and rows.ndim > 1 and len(rows) == len(out)
         rows = rows if several else rows[0][None] if rows.ndim > 1 and len(rows) == 1 else rows[None]
-        places = [self.where.get(np.ascontiguousarray(r).tobytes()) for r in rows]
+        places = self.places(rows)
         if len(places) != (1 if single else len(out)) or sum(p is not None for p in places) < 0.8 * len(places):
             return
 
@@ -167,7 +172,7 @@ class Credit:
         if not self.where or len(self.guesses) >= ROWS or given.dim() > 2 or (given.dim() == 2 and len(given) > 1):
             return
         single = [y for y in tensors(out) if y.requires_grad and y.numel() == 1]
-        place = self.where.get(np.ascontiguousarray(given.detach().float().cpu().numpy().reshape(-1)).tobytes())
+        (place,) = self.places(given.detach().float().cpu().numpy().reshape(1, -1))
         if len(single) == 1 and place:
             self.guesses[place] = float(single[0].detach())
 

@@ -44,8 +44,7 @@ class Sampling:
         self.given: Tensor | None = None  # the last input of training that holds noise,
         self.added: list[Tensor] = []  # and noise of its shape
         self.targets: Counter = Counter()
-        # model, input and output of the last call of a sampling loop
-        self.last: tuple[int, Tensor, Tensor | None] | None = None
+        self.last: tuple[int, Tensor] | None = None  # model and input of the last call of a sampling loop
         self.signs: Counter = Counter()  # of the output's weight in the next input
         self.paired: Counter = Counter()  # the same of two outputs that make a step: with a condition and without
         self.shape: tuple[int, ...] = ()  # of the sampling loop's sample, of which `last` and `outputs` hold some rows
@@ -115,21 +114,20 @@ class Sampling:
         self.guided |= half > 0 and torch.equal(x[:half], x[half : 2 * half])
         x = x[: LARGEST // x[0].numel()]
         again = goes_on and torch.equal(last[1], x)  # type: ignore[index]
-        if goes_on and not begins and not again and len(self.outputs) == 2:
-            self.paired[weight_of_both(self.outputs, last[1], x)] += 1  # type: ignore[index]
+        if goes_on and not begins and self.outputs:
+            if len(self.outputs) == 2 and not again:
+                self.paired[weight_of_both(self.outputs, last[1], x)] += 1  # type: ignore[index]
+            if sign := weight_of(self.outputs[-1], last[1], x):  # type: ignore[index]
+                self.signs[sign] += 1
         self.outputs = self.outputs if again else []
         self.guided |= again
-        step = goes_on and not begins and last[2] is not None  # type: ignore[index]
-        if step and (sign := weight_of(last[2], last[1], x)):  # type: ignore[index]
-            self.signs[sign] += 1
-        self.last = (model, x.clone(), None)
+        self.last = (model, x.clone())
 
     def gave(self, module: nn.Module, out: Any) -> None:
         """Note the output of a call of a sampling loop."""
         y = next((v for v in tensors(out) if self.last and v.shape == self.shape), None)
         if y is not None and self.last is not None and self.last[0] == id(module):
-            self.last = (*self.last[:2], y.detach()[: len(self.last[1])].clone())
-            self.outputs.append(self.last[2])
+            self.outputs.append(y.detach()[: len(self.last[1])].clone())
 
     def _other_kind(self) -> tuple[str, str] | None:
         """Return that the sampling loop takes the output for noise, and training compares it with samples, or the reverse."""
@@ -193,9 +191,8 @@ class Sampling:
 
 def straight(x: Tensor, target: Tensor, noise: Tensor) -> str:
     """Return which way along a straight path from noise to sample a target is: x = noise + share * target, with the shares' sign."""
-    way = to_double(x.flatten(1)) - to_double(noise.flatten(1))
-    y = to_double(target.flatten(1))
-    shares = (way * y).sum(1) / (y * y).sum(1).clamp_min(1e-12)
+    way, y = to_double(x.flatten(1)) - to_double(noise.flatten(1)), to_double(target.flatten(1))
+    shares = share(way, y)
     left = (way - shares[:, None] * y).norm(dim=1) / way.norm(dim=1).clamp_min(1e-12)
     if len(x) < 4 or float(left.median()) > 1e-3 or float(shares.std()) < 0.02 or abs(pearson(target, noise)) < 0.1:
         return ""

@@ -116,12 +116,6 @@ def noise_process(
             some = [i for i in pick(val, min(2 * n, len(val)), context.cfg.run.seed) for _ in range(each)]
             some = [i for i in some if int(val.peek(i, key)) in first]
             known = stage.evaluate(knowing, View(val, some))[stage.metric.name]
-            knowing.exchanged = True
-            exchanged = (
-                stage.evaluate(knowing, View(val, some))[stage.metric.name]
-                if known < 0.5 * stage.metric.ceiling
-                else 0.0
-            )
         shipped.set_timesteps(steps)
         met, left = torch.tensor(sorted(knowing.met)), walks.left_over(shipped)
         strays = sum((met - i).abs().min().item() > 1e-3 for i in (way.met if way else shipped.timesteps.tolist()))
@@ -154,8 +148,11 @@ def noise_process(
             )
         if known < floor and sum(seen.hidden) > OTHER_IDS * max(1, len(seen.hidden)):
             why = "training gives the net other class ids than those of the samples, with which samples are requested"
-        if not why and known < floor <= exchanged:
-            why = EXCHANGED.format(exchanged, context.cfg.sampling.guidance_scale)
+        if not why and known < floor:
+            knowing.exchanged = True
+            with evaluating(stage.model):
+                turned = stage.evaluate(knowing, View(val, some))[stage.metric.name]
+            why = EXCHANGED.format(turned, context.cfg.sampling.guidance_scale) if turned >= floor else ""
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(

@@ -17,10 +17,8 @@ Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
 """(pipeline, a batch of one, the net that knows it, number of steps) -> the pipeline's picture (1, C, H, W) in [-1, 1]."""
 CLAMPED = 0.02  # share of entries at a bound; noise alone puts one entry of all there
 AWAY = 0.1  # of the schedule, from which a timestep is another one
-FAR, MANY = (
-    0.05,
-    0.2,
-)  # of the schedule: a timestep that no trained one is near; share of the sampler's from which it is the cause
+FAR = 0.05  # of the schedule, from which no trained timestep is near
+MANY = 0.2  # share of a sampler's timesteps from which this is the cause
 CALM = 0.05  # signal level below which an implied picture only magnifies the prediction's rounding
 
 
