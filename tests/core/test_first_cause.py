@@ -286,6 +286,10 @@ def test_a_number_that_fits_no_known_fault_names_none():
     assert named.explain_range(wide, {"min": 0.0, "max": 3.0}) == ""
     assert named.explain_range(wide, {"min": 0.0, "max": 255.0})
     assert named.explain_path_scales(0.13, 0.31, 0.3, 0.9, wide) == ""
+    levels = Field("input", low=0, high=999)
+    assert "another setting" in named.explain_range(levels, {"min": 0.0, "max": 24.0, "shape": {"max": []}})
+    assert "the sample's own" in named.explain_range(levels, {"min": 7.0, "max": 7.0, "shape": {"max": []}})
+    assert named.explain_range(levels, {"min": 0.0, "max": 24.0, "shape": {"max": [3, 16, 16]}}) == ""
     accident = math.log(16973)  # of a head that starts too large: the other half of the samples has another loss
     assert named.explain_uniform_outputs(accident, accident + 0.1, math.log(10), 256) == ""
     assert "ln 16973" in named.explain_uniform_outputs(accident, accident, math.log(10), 256)

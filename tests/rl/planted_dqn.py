@@ -78,6 +78,8 @@ PLANTS = [
           ("over too early", "the share of the run"), harm="greedy from the second iteration on"),
     plant("dqn-nothing-tried", "exploration", "R4", "(chance[t] < epsilon)", "(chance[t] < 0.0)",
           ("no action is ever random",), harm="what is never done is never learnt"),
+    plant("dqn-last-action-never-drawn", "exploration", "R4", "torch.randint(policy.n_actions, (length", "torch.randint(policy.n_actions - 1, (length",
+          ("from some of the actions only",), harm="half of what is stored before training knows one action"),
     plant("dqn-no-normaliser", "probe-scale", "R3",
           "x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n", "x = observation\n",
           ("not normalised by running statistics", "observations"), source="seed 003 R4", harm="what is far from zero is told apart late or never"),

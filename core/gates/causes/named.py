@@ -61,6 +61,11 @@ def explain_range(spec: Field, found: dict[str, Any]) -> str:
         return f"values were divided by {BYTE} twice: {BYTE} times the largest is {found['max'] * BYTE:.3g}"
     if found["min"] < spec.low and found["max"] > spec.high and abs(sum(found.get("mean", [math.inf]))) < wide / 4:
         return "values were normalised already (mean near 0): the declared range is that of raw ones"
+    if found.get("shape", {}).get("max") == [] and seen < wide / 10:  # one number a sample: a timestep, a level
+        if not seen:
+            return f"it is {found['min']:g} in every sample: a constant, or drawn from a seed that is not the sample's own"
+        if found["min"] >= spec.low and found["max"] <= spec.high:
+            return f"it is {found['min']:g} to {found['max']:g}: drawn to the bound of another setting, or clipped"
     return ""
 
 

@@ -40,6 +40,7 @@ from trainworthy.recipes.llm.gates.packing import (
 
 KEYS = ("input_ids", "labels", "position_ids")
 SHIFT = 10.0  # added to all logits: softmax does not change, log Z does
+UNPLACED = "position_ids are not passed to the model: the documents of a row see each other"
 OUTSIDE = "the loss changes the model's logits before the softmax (a cap, a temperature); the model and its export return them unchanged"
 PLACES = 64  # that are compared at once, in double precision
 BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a gate
@@ -67,6 +68,8 @@ def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statement
         "the loss is in bits, not in nats": row(own) / math.log(2),
         "tokens that are not scored count": own.sum(1),
     }
+    unplaced = _without_positions(stage, batch)
+    wrong[UNPLACED] = row(F.cross_entropy(unplaced.transpose(1, 2), following.clamp_min(0), reduction="none"))
     smooth = log_z - out.logits[:, :-1].float().mean(-1)
     right = {"negative log-likelihood": row(own)} | {
         f"cross-entropy with label smoothing {e:g}": row((1 - e) * own + e * smooth) for e in (0.01, 0.05, 0.1, 0.2)
@@ -75,9 +78,15 @@ def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statement
     terms = {"ce": formula.Statement(right, wrong, own=lambda: _pulls(stage, batch))}
     if weight := getattr(context.cfg, "z_loss", 0.0):
         changed = _changed_logits(stage, batch, out.logits[:, :-1])
-        wrong = {} if changed is None else {OUTSIDE: weight * row(changed.logsumexp(-1).square())}
+        wrong = {UNPLACED: weight * row(unplaced.logsumexp(-1).square())}
+        wrong |= {} if changed is None else {OUTSIDE: weight * row(changed.logsumexp(-1).square())}
         terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, wrong, optional=True, setting="z_loss")
     return terms
+
+
+def _without_positions(stage: Stage, batch: dict) -> Tensor:
+    """Return the logits (B, T - 1, V) of a call that leaves the position ids to the model, which then counts on through a row."""
+    return stage.model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].float()
 
 
 def _changed_logits(stage: Stage, batch: dict, logits: Tensor) -> Tensor | None:

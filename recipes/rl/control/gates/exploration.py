@@ -1,11 +1,14 @@
 """The gate on exploration: actions in training are random as long as the settings say, then those of the learnt policy."""
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import nn
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.gates.learning_probes import ROLLOUTS, Subject, learnt
 
 FEWEST = 20  # expected actions other than the policy's own, below which their number says nothing
@@ -29,7 +32,7 @@ def exploration_gate(subject: Subject) -> Gate:
             0.02 <= first <= 0.98 and last >= 0.75 and not over,
             f"the better of two actions is taken in {first:.0%} of the steps of the first rollout and {last:.0%} of the last" + over,
             "2% to 98% in the first, at least 75% in the last" + ", and random actions until --exploration-fraction" * bool(over),
-            f"{_why_unexplored(first, last)}\n"
+            f"{_why_unexplored(context, subject, first, last)}\n"
             "the stored actions are not those that were taken\n"
             "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())}, cause=EARLY if over else "",
         )  # fmt: skip
@@ -37,15 +40,35 @@ def exploration_gate(subject: Subject) -> Gate:
     return check
 
 
-def _why_unexplored(first: float, last: float) -> str:
+def _why_unexplored(context: GateContext, subject: Subject, first: float, last: float) -> str:
     """Return the cause that fits the shares of the better action. A greedy untrained net always takes the same one of two actions;
     random actions take each half of the time."""
     greedy, random = not 0.02 <= first <= 0.98, 0.3 <= last <= 0.7
     if greedy and random:
         return "the probability of random actions is inverted, 1 - epsilon: greedy at first, random at the end"
+    if greedy and not subject.box and _drawn_from_one(context, subject):
+        return "random actions are drawn from some of the actions only: the upper bound of randint() is exclusive already"
     if greedy:
         return "no action is ever random: the untrained net's own action is taken from the start"
     return "the probability of random actions does not fall: its schedule is not advanced"
+
+
+def _drawn_from_one(context: GateContext, subject: Subject) -> bool:
+    """Return whether the first actions are all the same one of two, whichever of them the untrained net would take."""
+    taken = [learnt(context, subject, "later", rollouts=1, before=_preferring(k)).other.get(0, torch.tensor([])) for k in (0, 1)]
+    return all(map(len, taken)) and sorted(other.double().mean().item() > 0.5 for other in taken) == [False, True]
+
+
+def _preferring(action: int) -> Callable[[Stage], None]:
+    """Return a function that makes one of two actions the own one of a stage's untrained net."""
+
+    def prefer(stage: Stage) -> None:
+        heads = [m for m in stage.model.modules() if isinstance(m, nn.Linear) and m.out_features == 2 and m.bias is not None]
+        for head in heads[-1:]:
+            with torch.no_grad():
+                head.bias[action] += 1
+
+    return prefer
 
 
 def ended_early(context: GateContext, subject: Subject) -> str:
