@@ -81,7 +81,7 @@ def divergence(classifier: Classifier) -> Gate:
     """Return the gate on both terms of the loss, with `classifier` as the teacher."""
     title = "both loss terms of each sample equal their formulas, with trained weights"
 
-    @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
+    @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True, compares_loss=True)
     def check(context: GateContext) -> Finding:
         """Compares the loss with Hinton 2015, equation 4 with T^2, per sample in double precision. It uses the overfit model, because equal
         scores of an untrained student hide several errors. If a term differs, known mistakes are computed, too."""
@@ -263,6 +263,7 @@ def _stated(cfg: Any, batch: dict, logits: Tensor, theirs: Tensor) -> dict[str, 
         "kl": (w * t**2 * kl(log_p, log_q),
                {"T^2 is missing": w * kl(log_p, log_q), "divided by T^2": w / t**2 * kl(log_p, log_q),
                 "T for T^2": w * t * kl(log_p, log_q),
+               "it is a mean over classes, not their sum": w * t**2 * kl(log_p, log_q) / log_p.shape[1],
                 "teacher and student are exchanged": w * t**2 * kl(log_q, log_p),
                 "the teacher's scores are not softened": w * t**2 * kl(theirs.log_softmax(1), log_q),
                 "the student's scores are not softened": w * t**2 * kl(log_p, logits.log_softmax(1)),
