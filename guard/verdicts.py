@@ -25,7 +25,7 @@ from trainworthy.guard.checks import (
     right_answers,
 )
 from trainworthy.guard.checks.results import CHECKS, LEARNING, finding, nearest, skip, verdict
-from trainworthy.guard.measures.scores import printed_scores
+from trainworthy.guard.measures.scores import denominators, printed_scores
 from trainworthy.guard.rehearsals import rehearsal, sandbox
 from trainworthy.guard.rehearsals.control import Plan
 from trainworthy.guard.rehearsals.rehearsal import Outcome
@@ -233,6 +233,8 @@ class Guard:
             found[-1] = self._answer(watch) or found[-1]
         if scored := watch.record.get("scored"):
             found[-1] = finding("metric", *scored)
+        elif miscounted := denominators.check(facts["counted"], watch.output, facts["output_span"]):
+            found[-1] = finding("metric", *miscounted)
         for one in found:
             self._verdict(one, (time.monotonic() - began) / len(found))
 

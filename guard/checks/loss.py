@@ -17,6 +17,7 @@ from trainworthy.guard.measures.data.class_numbers import CAUSE, numbering
 from trainworthy.guard.measures.losses import mixing, pairing, supervision
 from trainworthy.guard.measures.losses.float_targets import binary_right, output_target_correlation, r_squared
 from trainworthy.guard.measures.losses.targets import constant_losses, floored
+from trainworthy.guard.measures.scores import denominators
 from trainworthy.guard.observing.observer import Observer
 
 SETTLED = 8  # losses just before an evaluation: after five steps at a high rate, answers may be wrong in one way
@@ -329,6 +330,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
         "output_span": getattr(seen.control, "output_span", []),
+        "counted": denominators.counted(getattr(seen.control, "scored_pass", None)),
         "mixed": two_targets(rows),
         "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }

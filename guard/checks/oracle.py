@@ -4,6 +4,7 @@ A model's outputs are replaced in passes over a loader without gradients. The fi
 score of these outputs (a training accuracy that is printed beside).
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.checks.results import finding
 from trainworthy.guard.measures.records import used
+from trainworthy.guard.measures.scores import denominators
 from trainworthy.guard.measures.scores.printed_scores import printed, printed_between, scores
 
 SURE = 10.0  # logits of an answer
@@ -42,6 +44,9 @@ class Oracle:
             return out
         row["answered"] += 1
         row["rows"] += len(answer)
+        row["most"] = max(row.get("most", 0), len(answer))
+        with contextlib.suppress(TypeError, AttributeError):  # a loader of streamed samples has no length
+            row["samples"] = len(one.loader.dataset)
         if isinstance(out, Mapping):
             out["logits"] = answer  # type: ignore[index]
             return out
@@ -80,6 +85,8 @@ class Oracle:
         for at in self.rounds:
             rows = [r for r in self.passes.values() if r["round"] == at]
             row = {k: sum(r[k] for r in rows) for k in ("calls", "answered", "rows")}
+            if len(rows) == 1:
+                row |= {k: rows[0][k] for k in ("most", "samples") if k in rows[0]}
             ends = [r["output_span"] for r in rows if r["output_span"]]
             span = [ends[0][0], ends[-1][1]] if len(ends) == len(rows) else []
             found.append({**row, "right": rows[0]["right"], "classes": rows[0]["classes"], "output_span": span})
@@ -146,6 +153,8 @@ def check(rows: list[dict], output: str) -> dict | None:
             if wrong[name] > value:
                 cause = "the score has the wrong sign, or labels mean the opposite in it"
             return finding("metric", f"the script prints {measured[-1]}", cause)
+    if fault := denominators.check(rows[0] | {"right": rows[0]["rows"]}, output, rows[0]["output_span"]):
+        return finding("metric", *fault)
     return finding("metric", f"the script prints {'; '.join(measured)}") if measured else None
 
 

@@ -15,6 +15,7 @@ from trainworthy.guard.checks.oracle import ROWS, Oracle, saying, wanted
 from trainworthy.guard.checks.results import ENDED
 from trainworthy.guard.measures.losses.float_targets import BINARY
 from trainworthy.guard.measures.records import written
+from trainworthy.guard.measures.scores import denominators
 from trainworthy.guard.measures.scores.printed_scores import Series, printed_between, series
 
 if TYPE_CHECKING:
@@ -101,12 +102,15 @@ def suitable(facts: dict[str, Any], ended: "Outcome") -> bool:
     return any(one.kind in KINDS for one in series(ended.output).values())
 
 
+def answered(one: "Outcome") -> list[dict]:
+    """Return the evaluations all of whose calls were answered."""
+    rows = one.record.get("answers", [])
+    return [r for r in rows if r["answered"] == r["calls"] and r["rows"] >= ROWS and r["varied"]]
+
+
 def printed(one: "Outcome") -> dict[str, Series]:
     """Return the scores that were printed after evaluations all of whose calls were answered."""
-    rows = [
-        r for r in one.record.get("answers", []) if r["answered"] == r["calls"] and r["rows"] >= ROWS and r["varied"]
-    ]
-    text = "\n".join(printed_between(one.output, r["output_span"]) for r in rows)
+    text = "\n".join(printed_between(one.output, r["output_span"]) for r in answered(one))
     return {k: s for k, s in series(text).items() if s.kind in KINDS and "train" not in s.name}
 
 
@@ -117,7 +121,8 @@ def first(one: Series) -> float:
 
 def check(ended: "Outcome", rehearse: "Callable[[str], Outcome]") -> tuple[str, str] | None:
     """Return a score that is not perfect for right answers, and its cause. `rehearse`: runs `right` or `wrong`."""
-    own, right = series(ended.output), printed(rehearse("right"))
+    own, answers = series(ended.output), rehearse("right")
+    right = printed(answers)
     doubtful = {}
     for key, one in right.items():
         if key in own and (value := first(one)) == value and value != first(own[key]):
@@ -125,7 +130,8 @@ def check(ended: "Outcome", rehearse: "Callable[[str], Outcome]") -> tuple[str, 
             if value > SUSPECT * known if one.kind == "error" else value < NEEDED[one.kind]:
                 doubtful[key] = value
     if not doubtful:
-        return None
+        rows = ({**r, "right": r["rows"]} for r in answered(answers))
+        return next((fault for r in rows if (fault := denominators.check(r, answers.output, r["output_span"]))), None)
     wrong = printed(rehearse("wrong"))
     for key, value in doubtful.items():
         one = right[key]
