@@ -1,5 +1,6 @@
 """Calls a model again, after the rehearsal, with parts of its input changed: what it must not see, and what it must."""
 
+import functools
 import inspect
 import random
 import re
@@ -20,6 +21,7 @@ from trainworthy.guard.measures.losses.logits import classes_last
 from trainworthy.guard.measures.losses.targets import fits, following, tokens_of
 from trainworthy.guard.measures.models import rows as sample_rows
 from trainworthy.guard.measures.records import bare, logits_of
+from trainworthy.guard.source.skipped import skipped
 
 # Names of what a model may read in some calls alone
 GIVEN = re.compile(r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size")
@@ -278,7 +280,8 @@ def unread(seen: Any) -> dict | None:
                 continue
             found = [same_outputs(module, (args, kwargs), x, other, seed) for seed in range(3)]
             count += False in found
-            if found == [True] * 3:
+            call = functools.partial(drawn_alike, module, (args, kwargs), x, (x,), 0)
+            if found == [True] * 3 and not skipped(bare(module).forward, name, call):
                 ignored.append(f"input {name} {tuple(x.shape)} of {type(module).__name__} reaches no output")
     if not count:  # no input has an effect: the model returns something else
         return None
