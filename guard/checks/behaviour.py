@@ -1,5 +1,7 @@
 """Checks of what changes over time: freezing, modes, the evaluated model, saved weights."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from trainworthy.core.base.console import list_names
@@ -75,11 +77,12 @@ def frozen(seen: Observer) -> dict:
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
+Call = tuple[int, bool, int, int]  # of a model: its number, train mode, active dropouts, batch norms with batch statistics
 ENOUGH = 12  # gaps between steps with a call of a teacher
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 
 
-def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, int]]]]:
+def evaluations(seen: Observer) -> list[tuple[str, list[Call]]]:
     """Return the model calls of each evaluation: passes without gradients, and gaps with more calls than usual."""
     found = []
     for i, p in enumerate(seen.passes):
@@ -95,6 +98,16 @@ def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, in
     return found
 
 
+def mostly(calls: list[Call], of: Callable[[Call], bool]) -> list[Call]:
+    """Return the calls for which `of` holds, of the first model for which it holds in more than half of its calls. A head that is called by
+    itself beside its body is a model of its own."""
+    for model in dict.fromkeys(c[0] for c in calls):
+        own = [c for c in calls if c[0] == model]
+        if len(found := [c for c in own if of(c)]) > 0.5 * len(own):
+            return found
+    return []
+
+
 def modes(seen: Observer) -> dict:
     """Check for train mode in training and eval mode in evaluation, if the mode makes a difference."""
     wrong, causes = [], []
@@ -102,9 +115,9 @@ def modes(seen: Observer) -> dict:
     # Dropout is the noise of a conditional generator (pix2pix): it stays on while pictures are sampled.
     makers = {maker for (_, maker), rows in seen.evidence.pushes.items() if maker and "made" in rows}
     for name, calls in evals:
-        dropped = [c for c in calls if c[2] and not (c[1] and c[0] in makers)]
-        normed = [c for c in calls if c[3]]
-        if len(dropped) > 0.5 * len(calls):
+        dropped = mostly(calls, lambda c: bool(c[2]) and not (c[1] and c[0] in makers))
+        normed = mostly(calls, lambda c: bool(c[3]))
+        if dropped:
             in_train = sum(c[1] for c in dropped)
             wrong.append(
                 f"dropout is active in the evaluation ({name}), model in {'train' if in_train else 'eval'} mode"
@@ -114,7 +127,7 @@ def modes(seen: Observer) -> dict:
                 if in_train
                 else "F.dropout without training=self.training, or attention's dropout_p without it"
             )
-        elif len(normed) > 0.5 * len(calls):
+        elif normed:
             wrong.append(f"batch norm uses and updates batch statistics in the evaluation ({name})")
             causes.append("model.eval() is missing before the evaluation")
         if wrong:

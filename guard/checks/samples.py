@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.guard.checks.results import finding, joined, skip
-from trainworthy.guard.hooks.trees import tensors
+from trainworthy.guard.hooks.trees import entries
 from trainworthy.guard.measures.data import (
     clocks,
     columns,
@@ -199,7 +199,7 @@ def partners(
         for i in range(0, len(data), max(1, len(data) // 200)):
             if time.monotonic() > limit:
                 break
-            leaves = [x for x in tensors(data[i]) if x.numel() >= 8]
+            leaves = [x for x in entries(data[i]) if x.numel() >= 8]
             total += 1
             counts.update(k for k, x in enumerate(leaves) if k and x.shape == leaves[0].shape and x.dtype == leaves[0].dtype
                           and hash(x.detach().cpu().numpy().tobytes()) in mine)  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.base.doubles import to_double
-from trainworthy.guard.hooks.trees import tensors
+from trainworthy.guard.hooks.trees import entries
 
 SAMPLES, LEAST = 128, 32
 VOLUMES = 8  # that are enough: each holds as much as many pictures
@@ -99,7 +99,7 @@ def scores(loader: DataLoader, limit: float) -> Tensor:
 def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
     """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both; of a volume (C, D, H, W) and (D, H, W). Foreground is
     also what lies in its boxes."""
-    every = tensors(sample)
+    every = entries(sample)
     leaves = [x for x in every if x.dim() >= 2 and min(x.shape[-2:]) >= 8]
     if len(leaves) == 1 and leaves[0].dim() == 3 and len(leaves[0].unique()) > 16:
         found = [m for x in every if x is not leaves[0] and (m := within(x, *leaves[0].shape[-2:])) is not None]

@@ -8,13 +8,13 @@ picture and target are moved without being computed anew.
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
+from trainworthy.guard.hooks.trees import as_tensor
 from trainworthy.guard.measures.data.alignment import turns
 
 SAMPLES, FEWEST = 64, 8
@@ -65,9 +65,7 @@ def target_place(seen: Any) -> int | None:
 def planes(sample: Any, place: int, inputs: tuple[int, ...]) -> list[Tensor] | None:
     """Return target and pictures of a sample as (H, W); None if they have none of one size. The picture of a mask is any entry of many
     values; that of a picture only what the model gets: others may be references, or holes in it."""
-    leaves = [
-        torch.from_numpy(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x for x in tree_leaves(sample)
-    ]
+    leaves = [as_tensor(x) for x in tree_leaves(sample)]
     target = leaves[place] if place < len(leaves) else None
     if isinstance(target, Tensor) and (target.dim() == 1 or (target.dim() == 2 and len(target) == 1)):
         return lines(target.flatten(), [x for k, x in enumerate(leaves) if k != place])

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
-from trainworthy.guard.hooks.trees import tensors
+from trainworthy.guard.hooks.trees import entries
 from trainworthy.guard.measures.data.alignment import turns
 from trainworthy.guard.measures.data.drawn_apart import plane
 
@@ -54,7 +54,7 @@ def moved(loader: DataLoader, limit: float) -> tuple[int, int]:
 
 def pictures(sample: Any) -> tuple[Tensor, Tensor] | None:
     """Return the smaller and the larger picture of a sample in the size of the smaller one; None if it has not just these two."""
-    leaves = [x for x in tensors(sample) if x.dim() == 3 and x.is_floating_point() and min(x.shape[-2:]) >= 8]
+    leaves = [x for x in entries(sample) if x.dim() == 3 and x.is_floating_point() and min(x.shape[-2:]) >= 8]
     if len(leaves) != 2:
         return None
     small, large = sorted((plane(to_double(x)) for x in leaves), key=torch.numel)
