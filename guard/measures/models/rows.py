@@ -5,7 +5,7 @@ computed again, after the rehearsal, from half of a batch.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Rows:
         self.looks, self.crossed = 0, 0
         self.detail = ""
         self.calls: dict[int, Call] = {}
+        self.columns: dict[int, Call] = {}  # calls whose inputs are time-first, (T, N, ...)
         self.scored: dict[int, Call] = {}  # calls in eval mode whose outputs are classified
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, batches: Iterable[list], size: int) -> None:
@@ -45,10 +46,14 @@ class Rows:
                 if detail := next((t for x in leaves if (t := crossing(g.detach(), x.detach()))), ""):
                     self.crossed, self.detail = self.crossed + 1, detail
                     break
-        known = id(module) in self.calls or any(x.requires_grad for x in given)
-        size = size or rows_of(given)
-        if not known and len(self.calls) < HALVES and by_sample(given, size):
+        known = id(module) in {*self.calls, *self.columns} or any(x.requires_grad for x in given)
+        size, columns = size or rows_of(given), columns_of(module, given)
+        if known or len(self.calls) >= HALVES:
+            return
+        if by_sample(given, size):
             self.calls[id(module)] = (module, args, kwargs, size)
+        elif columns:
+            self.columns[id(module)] = (module, args, kwargs, columns)
 
 
 def crossing(g: Tensor, x: Tensor) -> str:
@@ -96,14 +101,37 @@ def rows_of(given: list[Tensor]) -> int:
     return len(texts[0]) if len(lengths) > 1 and len({len(x) for x in texts}) == 1 else 0
 
 
+def columns_of(module: nn.Module, given: list[Tensor]) -> int:
+    """Return the number of samples in the inputs (T, N, ...) of a model with recurrent layers that read time first, as they do by default; 0
+    where that is not known."""
+    first = any(isinstance(m, nn.RNNBase) and not m.batch_first for m in bare(module).modules())
+    sizes = {x.shape[1] for x in given if x.dim() > 1}
+    size = sizes.pop() if first and len(sizes) == 1 else 0
+    return size if size >= 4 and not any(n == size for x in given if x.dim() > 1 for n in (len(x), *x.shape[2:])) else 0
+
+
+def time_first(module: nn.Module, given: list[Tensor], call: Callable[[], Any]) -> bool:
+    """Return whether a recurrent layer that reads time first is given the first two axes of an input as they are."""
+    shapes = {x.shape[:2] for x in given if x.dim() > 1}
+    found: list[bool] = []
+    layers = [m for m in module.modules() if isinstance(m, nn.RNNBase) and not m.batch_first]
+    hooks = [m.register_forward_pre_hook(lambda _, x: found.append(getattr(x[0], "shape", ())[:2] in shapes)) for m in layers]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return any(found)
+
+
 def by_sample(given: list[Tensor], size: int) -> bool:
     """Return whether the first axis of a model's inputs, and no other, is that of the samples."""
     return size >= 4 and any(len(x) == size for x in given) and not any(size in x.shape[1:] for x in given)
 
 
-def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | None:
+def halved(module: nn.Module, args: tuple, kwargs: dict, size: int, axis: int = 0) -> float | None:
     """Return how much the outputs of half of a batch change without the other half, in units of the outputs' spread; None where
-    that cannot be computed, the outputs are random, or they are not one row per sample."""
+    that cannot be computed, the outputs are random, or they are not one row per sample. `axis`: that of the samples."""
     inner = bare(module)
     norms = [m for m in inner.modules() if isinstance(m, NORMS) and not m.track_running_stats]
     if norms or any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters_of(inner)):
@@ -115,15 +143,19 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     half, after = size // 2, []
 
     def call(rows: slice, n: int) -> list[Tensor]:
-        part = [x[rows] if isinstance(x, Tensor) and x.dim() and len(x) == size else x for x in leaves]
+        part = [cut(x, rows, size, axis) if isinstance(x, Tensor) else x for x in leaves]
         half, named = tree_unflatten(part, spec)
         random.seed(0), np.random.seed(0)  # teacher forcing
-        found = outputs(inner(*half, **named), n)
+        found = [x.movedim(axis, 0) for x in outputs(inner(*half, **named), n, axis)]
         after.append((random.getstate(), np.random.get_state()[2]))
         return found
 
     try:
         with kept_draws(), in_mode(inner, training=False), torch.no_grad():
+            given = [x for x in leaves if isinstance(x, Tensor)]
+            if axis and not time_first(inner, given, lambda: call(slice(None), size)):
+                return None
+            after.clear()
             found = [call(slice(None), size), call(slice(None), size), call(slice(half), half)]
             # What runs along the batch leaves the first half as it is
             found.append(call(slice(half, None), size - half))
@@ -140,10 +172,16 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     return float((torch.cat(parts) - whole).abs().max()) / spread
 
 
-def outputs(out: Any, size: int) -> list[Tensor]:
+def cut(x: Tensor, rows: slice, size: int, axis: int) -> Tensor:
+    """Return the samples `rows` of an input, or all of it where it has no axis of the samples. Lengths have one axis alone."""
+    axis = min(axis, x.dim() - 1)
+    return x[(slice(None),) * axis + (rows,)] if axis >= 0 and x.shape[axis] == size else x
+
+
+def outputs(out: Any, size: int, axis: int = 0) -> list[Tensor]:
     """Return a model's outputs that have a row for each sample, the first of them alone if there are several."""
-    found = [x for x in floats(out) if x.dim()]
-    return [x.float() for x in found if len(x) == size][:1]
+    found = [x for x in floats(out) if x.dim() > axis]
+    return [x.float() for x in found if x.shape[axis] == size][:1]
 
 
 def check(seen: Any) -> list[tuple[str, str]]:
@@ -154,8 +192,9 @@ def check(seen: Any) -> list[tuple[str, str]]:
         found.append((one.detail, f"view() or reshape() where {meant} is meant: samples or places are mixed"))
     changes = {}
     trained = [call for key, call in one.calls.items() if key not in seen.downstream]  # a critic may compare samples
-    for module, args, kwargs, size in (*trained, *one.scored.values()):
-        change = halved(module, args, kwargs, size)
+    rows, columns = [(call, 0) for call in (*trained, *one.scored.values())], [(call, 1) for call in one.columns.values()]
+    for call, axis in rows + columns:
+        module, change = call[0], halved(*call, axis)
         if change is not None:
             name = type(module).__name__
             changes[name] = max(change, changes.get(name, 0.0))
