@@ -77,7 +77,9 @@ def frozen(seen: Observer) -> dict:
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
-Call = tuple[int, bool, int, int]  # of a model: its number, train mode, active dropouts, batch norms with batch statistics
+Call = tuple[
+    int, bool, int, int
+]  # of a model: its number, train mode, active dropouts, batch norms with batch statistics
 ENOUGH = 12  # gaps between steps with a call of a teacher
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 

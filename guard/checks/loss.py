@@ -62,7 +62,12 @@ def targets(seen: Observer) -> dict:
         return finding("targets", *fault)
     if not rows:
         return binary_targets([r for r in seen.calls if "low" in r], own=seen.fits.own)
-    found = one_sample.fault(seen.points) or supervision.class_weights(rows) or supervision.masked_elsewhere(rows)
+    found = (
+        one_sample.fault(seen.points)
+        or supervision.class_weights(rows)
+        or supervision.masked_elsewhere(rows)
+        or supervision.unmasked_scored(rows)
+    )
     found = found or supervision.one_of_two(rows) or supervision.padding_scored(rows) or supervision.padded_apart(rows)
     found = found or lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows)
     if fault := found or positive_first(rows) or ignored_token(rows) or interpolated.fault(rows):

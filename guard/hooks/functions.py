@@ -120,6 +120,12 @@ def attention(seen: Any) -> None:
         if not seen.busy:
             seen.attended(kwargs.get("key_padding_mask"), keeps=False)
 
+    def weighed(scores: Any, *_: Any, **__: Any) -> None:
+        if not seen.busy:
+            seen.attended(scores, keeps=True)
+
+    for owner in (torch, torch.Tensor, F):
+        before(owner, "softmax", weighed)
     before(F, "scaled_dot_product_attention", masked)
     before(F, "multi_head_attention_forward", padded)
 

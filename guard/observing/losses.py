@@ -49,7 +49,7 @@ class Losses:
         try:
             with torch.no_grad():
                 given = (input.detach(), target.detach(), kwargs, self.last_root, input.grad_fn)
-                row = {"step": self.steps, **describe(name, *given)}
+                row = {"step": self.steps, **describe(name, *given, self.first_call)}
                 rows.append(row)
                 if train and len(row.get("distinct", ())) == 1:
                     row["layer"] = of_a_layer(input)

@@ -15,7 +15,11 @@ def reads(function: Any, name: str) -> set[int]:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return set()
-    return {n.lineno + first - 1 for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)}
+    return {
+        n.lineno + first - 1
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+    }
 
 
 def skipped(function: Any, name: str, call: Callable[[], Any]) -> bool:

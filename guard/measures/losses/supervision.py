@@ -184,6 +184,37 @@ def masked_elsewhere(rows: list[dict]) -> Fault | None:
     )
 
 
+def unmasked(ids: Tensor | None, flat: Tensor, scored: Tensor) -> dict[str, Any] | None:
+    """Return how many scored targets are not the input's own token at their place, and which token the input mostly has there."""
+    if ids is None or ids.numel() != flat.numel() or float(scored.float().mean()) < 0.5:
+        return None
+    ids = ids.flatten()
+    differ, n = scored & (ids != flat), int(scored.sum())
+    if not 0.03 < (share := float(differ.sum()) / n) < 0.4:
+        return None
+    token = int(ids[differ].mode().values)
+    if bool((flat[scored] == token).any()):
+        return None
+    return {"token": token, "share": share, "differ": int(differ.sum()), "held": int((ids[differ] == token).sum())}
+
+
+def unmasked_scored(rows: list[dict]) -> Fault | None:
+    """Find a masked language model that is scored at places that are not masked, too. In a discrete diffusion, which scores all places, the share
+    of masked ones changes from batch to batch; the decoder of a translation is given its targets."""
+    rows = [r["unmasked"] for r in rows if r.get("unmasked") and not r.get("forced")]
+    if len(rows) < 3 or len({r["token"] for r in rows}) > 1:
+        return None
+    shares = np.array([r["share"] for r in rows])
+    differ, held = (sum(r[k] for r in rows) for k in ("differ", "held"))
+    if differ < 50 or held < 0.6 * differ or shares.std() > 0.35 * shares.mean():
+        return None
+    return (
+        f"at {1 - shares.mean():.0%} of the scored places the target is the input's own token; at most others the input has token "
+        f"{rows[0]['token']}, which is never a target",
+        "places that were not masked are scored, too: their labels are the ignored index (-100)",
+    )
+
+
 def one_for_all(target: Tensor) -> int | None:
     """Return a number of a target of several entries that all samples of a batch share; None where they do not. Entries in order (the
     positive first, then the negatives) may be meant."""

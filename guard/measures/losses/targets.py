@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
 from trainworthy.guard.measures.data.interpolated import seams
-from trainworthy.guard.measures.losses.supervision import masking, one_for_all, other_side, padded, plateaus
+from trainworthy.guard.measures.losses.supervision import (
+    masking,
+    one_for_all,
+    other_side,
+    padded,
+    plateaus,
+    unmasked,
+)
 
 ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -27,9 +34,10 @@ def floored(calls: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def describe(
-    name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None, grad_fn: Any = None
+    name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None, grad_fn: Any = None, body: tuple | None = None
 ) -> dict[str, Any]:
-    """Return facts about one call of a loss function, as plain values."""
+    """Return facts about one call of a loss function, as plain values. `root`: the last model call; `body`: the last one on what the batch
+    has, where heads are called by themselves."""
     row: dict[str, Any] = {"loss": name, "prob": looks_like_probabilities(name, input)}
     if name in ("ctc_loss", "nll_loss") and input.dim() > 1:
         total = input.float().logsumexp(1 if name == "nll_loss" else -1)
@@ -64,6 +72,7 @@ def describe(
         row["made"] = target.dim() == 1 and made_by_the_loop(flat)
         ids = tokens_of(*root) if root else None
         row["masking"], row["other_side"] = masking(ids, flat, flat != ignore), other_side(ids, flat, ignore)
+        row["unmasked"] = unmasked(tokens_of(*body) if ids is None and body else ids, flat, flat != ignore)
         if kwargs.get("reduction", "mean") != "none" and kwargs.get("weight") is None:
             row["padded"] = padded(ids, flat, ignore)
         weight = kwargs.get("weight")

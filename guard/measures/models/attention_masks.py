@@ -31,8 +31,8 @@ class Masks:
         self.right += right
 
     def keys(self, mask: Any, given: Any, *, keeps: bool) -> None:
-        """Note a mask that torch's attention gets within a model's call with the arguments `given`. `keeps`: what is True is read (scaled dot
-        products), and not hidden (key_padding_mask)."""
+        """Note a mask that torch's attention gets within a model's call with the arguments `given`, or the scores that a softmax gets. `keeps`:
+        what is True is read (scaled dot products), and not hidden (key_padding_mask)."""
         if not isinstance(mask, Tensor) or self.seen >= MOST or (hidden := hidden_keys(mask, keeps=keeps)) is None:
             return
         self.seen += 1
@@ -50,7 +50,7 @@ class Masks:
         if self.turned >= CALLS and not self.kept:
             return (f"the attention mask hides all tokens but one id in all {self.turned} calls with padding",
                     "the mask is inverted: key_padding_mask of torch's layers wants True for padding; attn_mask of "
-                    "scaled_dot_product_attention wants True for what may be read")  # fmt: skip
+                    "scaled_dot_product_attention wants True for what may be read; masked_fill() fills where it is True")  # fmt: skip
         return None
 
 
@@ -63,7 +63,7 @@ def of_tokens(ids: Tensor, hidden: Tensor) -> tuple[bool, bool]:
 
 
 def hidden_keys(mask: Tensor, *, keeps: bool) -> Tensor | None:
-    """Return which keys (N, S) no query of a sample may read; None: the mask is not one of samples."""
+    """Return which keys (N, S) no query of a sample may read; None: the mask, or the scores, are not of samples."""
     if mask.dtype == torch.bool:
         hidden = ~mask if keeps else mask
     elif mask.is_floating_point():
@@ -71,5 +71,5 @@ def hidden_keys(mask: Tensor, *, keeps: bool) -> Tensor | None:
     else:
         return None
     if keeps:
-        return hidden.flatten(1, 2).all(1) if hidden.dim() == 4 else None
+        return hidden.flatten(1, -2).all(1) if hidden.dim() in (3, 4) else None
     return hidden if hidden.dim() == 2 else None

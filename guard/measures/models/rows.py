@@ -115,7 +115,9 @@ def time_first(module: nn.Module, given: list[Tensor], call: Callable[[], Any]) 
     shapes = {x.shape[:2] for x in given if x.dim() > 1}
     found: list[bool] = []
     layers = [m for m in module.modules() if isinstance(m, nn.RNNBase) and not m.batch_first]
-    hooks = [m.register_forward_pre_hook(lambda _, x: found.append(getattr(x[0], "shape", ())[:2] in shapes)) for m in layers]
+    hooks = [
+        m.register_forward_pre_hook(lambda _, x: found.append(getattr(x[0], "shape", ())[:2] in shapes)) for m in layers
+    ]
     try:
         call()
     finally:
@@ -192,7 +194,10 @@ def check(seen: Any) -> list[tuple[str, str]]:
         found.append((one.detail, f"view() or reshape() where {meant} is meant: samples or places are mixed"))
     changes = {}
     trained = [call for key, call in one.calls.items() if key not in seen.downstream]  # a critic may compare samples
-    rows, columns = [(call, 0) for call in (*trained, *one.scored.values())], [(call, 1) for call in one.columns.values()]
+    rows, columns = (
+        [(call, 0) for call in (*trained, *one.scored.values())],
+        [(call, 1) for call in one.columns.values()],
+    )
     for call, axis in rows + columns:
         module, change = call[0], halved(*call, axis)
         if change is not None:
