@@ -45,12 +45,12 @@ Choose settings
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
 
 Look at results
-  trainworthy report RUN_FOLDER             write report.html again; also of TensorBoard folders and trainer_state.json
+  trainworthy report RUN_FOLDER             write report.html again; also for TensorBoard folders and trainer_state.json
   trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported
   trainworthy predict RUN_FOLDER FILE       let the exported model answer prompts, conversations or pictures
   trainworthy board [FOLDER]                TensorBoard on the runs
-  trainworthy list --running [FOLDER]       runs that train now: step, speed, time left, score
+  trainworthy list --running [FOLDER]       runs that are training now: step, speed, time left, score
   trainworthy repro RUN_FOLDER              versions, settings and data of a run, and what differs on this machine
 
 Test the gates
@@ -66,9 +66,9 @@ Options of several commands
   --init-from PATH                          fine-tune: start from these weights (run, check)
   --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
-  --json                                    what was found as JSON on stdout, all else on stderr
+  --json                                    the result as JSON on stdout, everything else on stderr
   -n N, --accelerate-config FILE            number of processes, or accelerate's config file
-  --nodes N --node-rank I --address H:P     several machines; --restarts N starts again what was lost
+  --nodes N --node-rank I --address H:P     several machines; --restarts N restarts lost processes
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted, saved"""
 

@@ -9,7 +9,7 @@ Shows the runs in TensorBoard, until Ctrl-C.
   trainworthy run vision/classify --board        for one run: starts before its first step, ends with it
 
 The address is printed once the board answers. Without --port it is 6006, or the next free one. Runs with `--run.no-tensorboard` have
-no files for it. TensorBoard asks for no password: with another --host than localhost, everybody who reaches the port sees the runs.
+no files for it. TensorBoard asks for no password: with another --host than localhost, everyone who can reach the port sees the runs.
 Exit codes: 0 (Ctrl-C), 2 where there is no TensorBoard, no folder or no free port."""
 
 import contextlib

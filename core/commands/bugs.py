@@ -1,6 +1,6 @@
 """usage: trainworthy bugs [RECIPE ...] [--kind planted|healthy|mutants] [--sample N] [settings]
 
-Measures whether bugs are caught and healthy runs passed.
+Measures whether the gates catch bugs and pass healthy variants.
 
   trainworthy bugs vision/classify                        its planted bugs and healthy variants, at seed 0
   trainworthy bugs --kind planted --seeds 0,1,2           every planted bug at three seeds

@@ -3,16 +3,16 @@
 Runs the gates without training.
 
   trainworthy check vision/classify                     every gate, in the order of a run
-  trainworthy check ./mine.py --only overfit,resume     some gates; own: those that core does not run for every recipe
+  trainworthy check ./mine.py --only overfit,resume     some gates; `own`: those outside core's standard list
   trainworthy check vlm/instruct --stage align          the gates of one stage
   trainworthy check ./mine.py --deep                    resume and accumulation in new processes, all data scanned
   trainworthy check ./mine.py --gates.jobs 4            four gates at a time, in processes of their own
   trainworthy check ./mine.py --seeds 5                 five seeds in parallel: which gates fail at which seed
   trainworthy check ./mine.py --json                    folder and verdicts as JSON, also if a gate fails
-  trainworthy check ./train.py                          a file that is no recipe and has a function factory(), which builds
+  trainworthy check ./train.py                          not a recipe: a file with a function factory() that builds
                                                         a Script, a Loop or a Trainer (--only, --waive, --because, --seed, --out)
 
-The command never reuses remembered verdicts. Each seed of `--seeds` has its own folder under runs/<recipe>/checks/, with
+The command never reuses remembered passes. Each seed of `--seeds` has its own folder under runs/<recipe>/checks/, with
 gates.json and report.html. Several seeds show false alarms and misses that a single seed cannot show.
 `trainworthy check RECIPE --help` shows every setting. Exit codes: 0 passed, 2 bad usage or data, 3 a gate failed."""
 

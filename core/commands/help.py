@@ -3,14 +3,14 @@
 RUN_OPTIONS = """\
   -n 2                  number of processes (default 1); with --nodes, of each machine
   --nodes 2 --node-rank 0 --address HOST:29500    several machines: each runs this command with its own number (docs/scale.md)
-  --restarts 3          when a process is lost, torchrun starts all again, from the newest complete checkpoint
+  --restarts 3          if a process is lost, torchrun restarts all, from the newest complete checkpoint
   --accelerate-config FILE    processes and machines from accelerate's file instead
-  --shard full          each process holds a part of the parameters, gradients and optimiser state (FSDP2); grad: not of the parameters
+  --shard full          each process holds a part of the parameters, gradients and optimiser state (FSDP2); grad: all but the parameters
   --seeds 5             five seeds in parallel, or --seeds 0,1,2: their mean with its interval, and compare's input
   --init-from PATH      fine-tune: start from these weights (a file or a run folder), at a seventh of the learning rate
   --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
   --preset full         another preset than tiny
-  --max-steps 200       train at most so many steps in each stage (of a recipe that makes its own samples: iterations)
+  --max-steps 200       train at most this many steps in each stage (iterations, if the recipe makes its own samples)
   --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
   --json                result, verdicts and advice as JSON on stdout at the end; all other lines go to stderr
@@ -25,7 +25,7 @@ Lists the recipes: what each one trains, its measured result and how long that t
 
   trainworthy list                   every recipe
   trainworthy list --json            the same as JSON, with the recipes' paths
-  trainworthy list --running         the runs in runs/ that train now""",
+  trainworthy list --running         the runs in runs/ that are training now""",
     "run": f"""\
 usage: trainworthy run RECIPE [-n N] [--seeds N] [--init-from PATH] [--config FILE] [--max-steps N] [settings]
 
@@ -64,16 +64,16 @@ usage: trainworthy resume RUN_FOLDER [--force] [-n N] [--json] [settings]
 
 Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes. It refuses
 (exit 2) if the sources, the data or the settings of the training are not those that the run was started with, or if the
-run's notes of them (environment.json, data.json) cannot be read. It reports packages of other versions. Settings of speed, memory
+run's record of them (environment.json, data.json) cannot be read. It reports packages of other versions. Settings of speed, memory
 and files may change.
 
   trainworthy resume runs/vision-classify/20260101-120000-ab12
   trainworthy resume runs/llm-pretrain/20260101-120000-ab12 -n 2 --shard full --train.accumulate 2    on less memory
   trainworthy resume runs/distill-whisper/20260101-120000-ab12 --fallback head    a new run that starts from its weights
 
-  --force        continue although sources, data or settings changed since
+  --force        continue although sources, data or settings have changed
   --fallback NAME    train this fallback stage, which its recipe offers, in a folder of its own
-  -n N           another number of processes: the same global batches, so the same losses to rounding
+  -n N           another number of processes: the same global batches, so the same losses up to rounding
   --SETTING      --train.accumulate, --train.eval-batch-size, --shard, --loader.*, --run.threads, --run.save-*, --run.keep-*,
                  --run.log-every, --run.tensorboard; all others are refused. They hold until the run stops again
   --nodes, --node-rank, --address, --restarts    as `trainworthy run`
@@ -82,11 +82,14 @@ and files may change.
 Exit codes: as `trainworthy run`.""",
     "report": """\
 usage: trainworthy report RUN_FOLDER [--json]
+       trainworthy report FOLDER [--metric NAME --higher-is-better|--lower-is-better] [--json]
 
-Writes report.html of a run, or of a group of seeds, again. It trains nothing.
+Writes report.html of a run, or of a group of seeds, again. It trains nothing. It also reads runs of other tools: a TensorBoard
+folder, or a trainer_state.json (transformers, TRL).
 
   trainworthy report runs/vision-classify/20260101-120000-ab12
-  trainworthy report runs/vision-classify/20260101-120000-ab12 --json    verdicts, result and advice as JSON""",
+  trainworthy report runs/vision-classify/20260101-120000-ab12 --json    verdicts, result and advice as JSON
+  trainworthy report lightning_logs/version_3 --metric val_acc --higher-is-better    a run of another tool""",
     "reference": """\
 usage: trainworthy reference RECIPE [--seeds 5] [--at-once N] [--to FILE] [settings]
 

@@ -7,8 +7,8 @@ a script `use.py` (vision recipes), the files are pictures, or folders of them: 
   trainworthy predict runs/llm-sft/20260101-120000-ab12 chats.jsonl --out answers.jsonl  answers in a file
   trainworthy predict runs/vision-classify/20260101-120000-ab12 new/ other.jpg           class and probabilities of each picture
 
-Of a language model, FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
-ShareGPT, Alpaca), under their own names or those of the run's --data.columns. An answer that a row has already is generated again.
+For a language model, FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
+ShareGPT, Alpaca), under their own names or those of the run's --data.columns. If a row already has an answer, it is generated again.
 Each line of the output is the row with `answer`, `ended` (false: cut at --max-new-tokens), `tokens`, and `reference`: the answer
 that the row had. A run of `llm/reward` gives rewards: `reward` of an answer, or `chosen_reward` and `rejected_reward`. A run of
 `vlm/instruct` answers questions about pictures: `image` (a path from FILE's folder) and `question`, or conversations with images.

@@ -46,7 +46,7 @@ MORE = {
 }
 """What a script adds to the causes of a recipe."""
 METRIC_DIFFERS = (
-    "metric() reads other labels or inputs than loss(), or takes the answers otherwise (threshold, axis, order of classes, unit)\n"
+    "metric() reads other labels or inputs than loss(), or reads the answers differently (threshold, axis, order of classes, unit)\n"
     "train augments inputs and not their targets: the same samples with new draws have other answers"
 )
 """The same of `overfit`, if the loss is at its floor and the metric is not at its goal."""

@@ -149,7 +149,7 @@ def reference(context: GateContext) -> Finding:
     return Finding(
         moved < 1e-4 * float(scores[0].abs().max()), f"its scores change by at most {moved:.2g} in four steps",
         "the same scores: the reference is the model without its adapter, so weights outside of the adapter must be frozen",
-        "requires_grad was set for the weights of the base too; or pass ref_model=, if the base is to be trained",
+        "requires_grad was set for the weights of the base, too; pass ref_model= if the base should train",
     )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def head(context: GateContext) -> Finding:
     trainer = stage.trainer  # type: ignore[attr-defined]
     if all(p.requires_grad for p in stage.model.parameters()):
         raise Skip("nothing is frozen")
-    measured, cause = trainer_tokens.frozen_head(trainer) or ("no last layer is frozen as it was drawn", "")
+    measured, cause = trainer_tokens.frozen_head(trainer) or ("no last layer is frozen at its initial values", "")
     return Finding(not cause, measured, "a last layer that trains, or that was loaded", cause)
 
 
@@ -171,7 +171,7 @@ def rates(context: GateContext) -> Finding:
     found, total = trainer_rates.over_the_run(stage.trainer, stage.epochs)
     fault = trainer_rates.fault(found, total, own=stage.trainer.lr_scheduler is None)
     measured, cause = fault or (f"{total:,} steps", "")
-    needed = "a peak within the first 60% of the run, and no half of the run at next to nothing"
+    needed = "a peak within the first 60% of the run, and at most half of the run near zero"
     return Finding(not cause, measured, needed, cause)
 
 

@@ -172,7 +172,7 @@ def packed_copy(seen: Any) -> tuple[str, str] | None:
     if moved < SEEN:
         return None
     return (
-        f"every packed target is the token that the model reads at the same place, and its scores there follow it (by {moved:.2g} of their spread)",
+        f"every packed target is the token that the model reads at the same position, and its scores follow it (by {moved:.2g} of their spread)",
         "the shift by one is missing: pack tokens[:, 1:] with lengths - 1 as the targets. The model copies its input",
     )
 
@@ -195,7 +195,7 @@ def sees_ahead(seen: Any) -> dict | None:
     measured = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
     cause = (
         "the model sees the tokens that it must predict: the causal mask is missing, on the wrong axis, or a view() or "
-        "reshape() mixes places"
+        "reshape() mixes positions"
     )
     return finding("dependency", measured, cause if seen_ahead > SEEN else "")
 
@@ -247,7 +247,7 @@ def ignores_places(seen: Any) -> dict | None:
     if grad is None:
         return None
     reach = (grad != 0).any(2).any(0)
-    measured = f"{int(reach.sum())} of {len(reach)} places of the input {tuple(x.shape)} reach the outputs"
+    measured = f"{int(reach.sum())} of {len(reach)} positions of the input {tuple(x.shape)} reach the outputs"
     where = torch.nonzero(reach).flatten().tolist()
     cause = (
         "the output of another time step is read, or along another axis: out[:, -1] is meant" if where == [0] else ""
@@ -338,7 +338,7 @@ def sees_its_answer(seen: Any) -> dict | None:
             early = max(early, float(difference.narrow(axis, 0, half).max()))
         found.append((own, early))
     own, early = min(own for own, _ in found), max(early for _, early in found)
-    measured = f"scores of a place change by {own:.2g} of their spread with the target at that place"
+    measured = f"scores of a position change by {own:.2g} of their spread with the target at that position"
     cause = "with teacher forcing the decoder gets the token that it must predict: give it the token before (SOS first)"
     return finding("dependency", measured, cause if own > SEEN and early < SEEN else "")
 
@@ -371,7 +371,7 @@ def dependency(seen: Any) -> dict:
     """Check that in eval mode an output depends on its own sample alone, and never on later tokens."""
     rows = []
     if seen.scrambled:
-        cause = "view() or reshape() where permute() or transpose() is meant: places and channels are mixed"
+        cause = "view() or reshape() where permute() or transpose() is meant: positions and channels are mixed"
         rows.append(finding("dependency", seen.scrambled, cause))
     if fault := interleaved.fault(seen.first_call):
         rows.append(finding("dependency", *fault))

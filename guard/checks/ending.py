@@ -249,7 +249,7 @@ def renumbered(seen: Following) -> Fault | None:
         if found is not None and found.exchanged and found.right >= max(GOOD, most + BEYOND):
             return (
                 f"{e.accuracy:.2f} of {e.rows:,} answers right in the evaluation after step {e.step} of {seen.steps}, {found.right:.2f} with "
-                f"{found.moved} classes numbered otherwise; {good[-1].accuracy:.2f} in that of other data",
+                f"{found.moved} classes numbered differently; {good[-1].accuracy:.2f} in that of other data",
                 CAUSE,
             )
     return None

@@ -355,7 +355,7 @@ def never_stepped(seen: Observer) -> tuple[str, str] | None:
         reached = [p for p in group.parameters if p.dim() > 1 and p.grad is not None]
         if reached and all(seen.drawn_weights.as_drawn(p) for p in reached):
             return (
-                f"{seen.backwards} backward() calls, and {type(group.ref()).__name__} made no step: its weights are as they were drawn",
+                f"{seen.backwards} backward() calls, and {type(group.ref()).__name__} made no step: its weights still have their initial values",
                 "step() is missing, or it waits for a condition that never comes (a counter of accumulated batches that only the step "
                 "itself advances)",
             )

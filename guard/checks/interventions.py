@@ -203,7 +203,7 @@ def averaged(check: str, measured: str, facts: dict) -> dict | None:
     left, changes = facts["average"]
     measured += f": its weights are an average that is {left:.0%} the initial ones"
     if not 0 < changes < SELDOM * facts["steps"]:
-        return skip(check, f"{measured}, so it cannot be judged by this rehearsal")
+        return skip(check, f"{measured}, so this rehearsal cannot decide")
     cause = "the average of weights (EMA) is updated once an epoch with a decay meant for steps: update it after optimizer.step()"
     return finding(check, f"{measured}, changed {changes} times in {facts['steps']} steps", cause)
 
@@ -229,7 +229,7 @@ def metric(own: dict, output: str) -> dict:
     if printed_score is None or got < 0.95:
         return finding("metric", words)
     if printed_score < got - 0.25:
-        cause = "the script counts wrongly (another axis, shifted labels, a wrong denominator)"
+        cause = "the script computes its score wrongly (another axis, shifted labels, a wrong denominator)"
         return finding("metric", f"{words}, and the script prints an accuracy of {printed_score:.3g}", cause)
     return finding("metric", f"{words}; printed: {printed_score:.3g}")
 

@@ -23,7 +23,7 @@ from trainworthy.guard.observing.observer import Observer
 SETTLED = 8  # losses just before an evaluation: after five steps at a high rate, answers may be wrong in one way
 SHIFTS = {
     0: (
-        "every target is the token that the model sees at the same place",
+        "every target is the token that the model sees at the same position",
         "the shift by one is missing, or the mask is inverted: the model copies its input",
     ),
     2: ("targets run two tokens ahead of the input", "labels are shifted before the loss and again inside it"),
@@ -253,7 +253,7 @@ def renamed(seen: Observer) -> Fault | None:
         return None
     return (
         f"{as_it_is:.2f} right in the evaluation and {trained:.2f} in training; with {moved} of {count} classes "
-        f"numbered otherwise {new:.2f} of {found.samples} other samples of the evaluation",
+        f"numbered differently {new:.2f} of {found.samples} other samples of the evaluation",
         CAUSE,
     )
 

@@ -138,7 +138,7 @@ def copied(seen: Any) -> Fault | None:
         return None
     if follows_only_the_past(*one.copied):
         return (
-            "every target is the input at the same place, and the model sees that place and the ones before it",
+            "every target is the input at the same position, and the model sees that position and those before it",
             "the shift by one is missing: the model learns to copy the present value",
         )
     return None

@@ -149,7 +149,7 @@ def check(rows: list[dict], output: str) -> dict | None:
             continue
         measured.append(f"{name} {value:.3g} for right answers and {wrong[name]:.3g} for wrong ones")
         if value < NEEDED[name]:
-            cause = "the script counts wrongly (another axis, shifted labels, a wrong denominator, a threshold of another scale)"
+            cause = "the script computes its score wrongly (another axis, shifted labels, a wrong denominator, a threshold of another scale)"
             if wrong[name] > value:
                 cause = "the score has the wrong sign, or labels mean the opposite in it"
             return finding("metric", f"the script prints {measured[-1]}", cause)

@@ -231,7 +231,7 @@ def above_uniform(ended: "Outcome") -> str:
         return ""
     for one in series(ended.output).values():
         if PERPLEXITY.search(one.name) and min(one.values) > 2 * tokens:
-            return f"{one.name} {one.values[-1]:.3g} after the whole training; an even guess among all {tokens:,} tokens has {tokens:,}"
+            return f"{one.name} {one.values[-1]:.3g} after the whole training; a uniform guess among all {tokens:,} tokens has {tokens:,}"
     return ""
 
 
@@ -255,9 +255,9 @@ def compare(trained: "Outcome", held: "Outcome") -> list[Row] | dict:
     """Return the scores that got worse, if no other one got better; else the verdict."""
     for one in (trained, held):
         if not one.record or one.record["why"] == "it raised" or "progress" not in one.record:
-            return skip("progress", "with weights that stay as they were drawn the script could not be followed")
+            return skip("progress", "with weights held at their initial values the script could not be followed")
     if held.record["progress"]["moved"] > 1e-3:
-        return skip("progress", "the weights move without an optimiser, and could not be held as they were drawn")
+        return skip("progress", "the weights move without an optimiser, and could not be held at their initial values")
     rows = [Row(*x) for x in comparable(scored(series(trained.output)), scored(series(held.output)))]
     better = [r for r in rows if r.learnt > max(r.margin / 2, 1e-12)]
     if better:

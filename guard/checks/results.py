@@ -34,7 +34,7 @@ CHECKS = {
     ),
     "dependency": (
         "each output depends on its own sample",
-        "in eval mode the output of a sample depends on that sample alone, and of a token on no later one",
+        "in eval mode the output of a sample depends on that sample alone, and that of a token on no later one",
     ),
     "targets": (
         "targets that can be learnt",
@@ -46,7 +46,7 @@ CHECKS = {
     ),
     "noise": (
         "noised inputs and their time fit",
-        "signal and noise are weighted by deviations, and the net gets the time that its input was noised to",
+        "signal and noise are weighted by standard deviations, and the net gets the time of its input's noise",
     ),
     "loss-input": (
         "losses get the inputs they need",
@@ -54,7 +54,7 @@ CHECKS = {
     ),
     "samples": (
         "order, coverage and split of the samples",
-        "another order every epoch, every sample can be drawn, none of them in validation too, both encoded alike",
+        "another order every epoch; every sample can be drawn; no training sample in validation; both splits encoded alike",
     ),
     "passes": ("batches are used for training", "batches that are drawn are used for training"),
     "state": (
@@ -87,7 +87,7 @@ CHECKS = {
     ),
     "progress": (
         "training improves the printed score",
-        "the scores that the script prints are not worse than those of the same run with its weights as they were drawn",
+        "the scores that the script prints are not worse than those of the same run with its weights held at their initial values",
     ),
     "later": ("a training after the first one", "a training after the first one passes the same checks"),
     "resume": (

@@ -35,7 +35,7 @@ def schedule(seen: Observer) -> dict:
         if fault := squared(one):
             return finding("schedule", *fault)
         if one.placed:
-            measured.append(f"{type(one.it).__name__}: its step() is told the epoch, {len(one.at)} times")
+            measured.append(f"{type(one.it).__name__}: its step() is given the epoch, {len(one.at)} times")
             continue
         found = uncalled(seen, one, train) or pace(seen, one, train, length)
         if isinstance(found, dict):

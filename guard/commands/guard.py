@@ -8,7 +8,7 @@ Rehearses any training script, unchanged, before it runs.
   trainworthy guard train.py --waive samples --because "two scans of one form"
 
   --steps 40            optimiser steps of a rehearsal (more if they take less than --seconds)
-  --seconds 6           least training time of a rehearsal; the most is ten times that, and at least a minute
+  --seconds 6           minimum training time of a rehearsal; the maximum is ten times that, and at least a minute
   --load-seconds 600    time limit until the script's first step
   --batches NAME        the script's function that returns a batch, if it uses no DataLoader
   --nproc 1             processes that train together, as torchrun --nproc_per_node would start them

@@ -98,7 +98,7 @@ def turned_weight(source: Source) -> Fault | None:
         if sign(node.value) > 0 and sum(map(is_target, ast.walk(node.value))) == 1:
             return (
                 f"line {node.lineno} of {file}: the derivative of `{name}` by its weight grows with the target entropy: {ast.unparse(node.value)}",
-                "the sign is turned: `-(alpha * (log_pi + target_entropy).detach()).mean()` lowers the weight where the entropy is above its target",
+                "the sign is wrong: `-(alpha * (log_pi + target_entropy).detach()).mean()` lowers the weight where the entropy is above its target",
             )
     return None
 
@@ -150,7 +150,7 @@ def back_alone(source: Source) -> Fault | None:
             return (
                 f"{node.name}() in line {node.lineno} of {file} maps -1..1 to 0..1 and is called, and nothing calls {idle.name}() in line "
                 f"{idle.lineno} of {where}, which maps 0..1 to -1..1",
-                f"the model trains on values from 0 to 1, and what it makes is taken to lie between -1 and 1: `{idle.name}()` is missing",
+                f"the model trains on values from 0 to 1, and its outputs are taken to be between -1 and 1: `{idle.name}()` is missing",
             )
     return None
 
@@ -260,7 +260,7 @@ def added_score(source: Source) -> Fault | None:
                 if variable(core) in scores and not isinstance(value, ast.Name):
                     return (
                         f"line {value.lineno} of {file} adds `{ast.unparse(term)}` to the loss, and `{variable(core)}` is largest where both agree",
-                        f"its distance from 1 is meant: 1 - {ast.unparse(term)}",
+                        f"1 minus the score is meant: 1 - {ast.unparse(term)}",
                     )
     return None
 

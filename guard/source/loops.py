@@ -75,7 +75,7 @@ def first_turn(source: Source) -> Fault | None:
                 case ast.Break() if trains(loop):
                     return (
                         f"line {line.lineno} of {file} ends the training loop of line {loop.lineno} in its first iteration",
-                        "it trains on the first batch alone: is the break left from a trial?",
+                        "it trains on the first batch alone: is the break left over from a trial?",
                     )
     return None
 

@@ -61,7 +61,7 @@ def two_orders(source: Source) -> Fault | None:
             if len(lines) == 2:
                 return (
                     f"line {lines[False]} of {file} numbers `{name}` in its own order, line {lines[True]} in alphabetical order",
-                    "the same number means two classes: make one table of names and numbers, and turn it round for the other direction",
+                    "the same number means two classes: make one table of names and numbers, and invert it for the other direction",
                 )
     return None
 

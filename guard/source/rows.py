@@ -197,7 +197,7 @@ def mixed(source: Source) -> Fault | None:
         if base is not None and (is_call(core(base), "argwhere") or variable(core(base)) in pairs):
             return (
                 f"line {node.lineno} of {file} reshapes `{ast.unparse(base)}` to two rows, and its rows are pairs",
-                "a transpose (.T) is meant: reshape() puts the first half of all entries beside the second half",
+                "a transpose (.T) is meant: reshape() puts the first half of all entries next to the second half",
             )
     return None
 

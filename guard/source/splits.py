@@ -282,6 +282,6 @@ def all_rows(source: Source) -> Fault | None:
             mask = sorted(masks)[0]
             return (
                 f"line {loss.lineno} of {file}: {ast.unparse(loss)} has all rows, also those that the evaluation scores; `{mask}` is not read there",
-                f"the loss is to have the training rows alone: both arguments with [{mask}]",
+                f"the loss should have the training rows alone: both arguments with [{mask}]",
             )
     return None

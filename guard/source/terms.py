@@ -65,7 +65,7 @@ def counted_twice(source: Source) -> Fault | None:
             if text in seen and reduced(term) and loaded(term):
                 return (
                     f"line {node.lineno} of {file} adds `{text}` twice",
-                    "one of the two is to have other arguments: as it is, one term counts double and another is missing",
+                    "one of the two should have other arguments: as it is, one term counts double and another is missing",
                 )
             seen.add(text)
     return None
@@ -99,7 +99,7 @@ def dropped_labels(source: Source) -> Fault | None:
             null = NOTHING & set(words(tail(other))) or is_call(other, "full_like", "full", "zeros_like", "empty_like")
             if null and tail(kept) and not NOTHING & set(words(tail(kept))) and drops(condition, made):
                 return (
-                    f"line {call.lineno} of {file}: `{ast.unparse(call)}` keeps what is to be dropped, and drops all the rest",
+                    f"line {call.lineno} of {file}: `{ast.unparse(call)}` keeps what should be dropped, and drops the rest",
                     f"{ast.unparse(call.func)}({', '.join(map(ast.unparse, (condition, other, kept)))}) is meant",
                 )
     return None

@@ -134,7 +134,7 @@ def overwritten(source: Source) -> Fault | None:
                 if (call := with_both(later, {one, new})) is not None:
                     return (
                         f"line {call.lineno} of {file} stores `{one}` and `{new}`, and line {line.lineno} has set `{one} = {new}`: they are one",
-                        f"`{one} = {new}` belongs behind the line that stores the transition",
+                        f"`{one} = {new}` belongs after the line that stores the transition",
                     )
     return None
 

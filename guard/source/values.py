@@ -330,6 +330,6 @@ def doubled(source: Source) -> Fault | None:
                     if one == other and [number(a) for a in axis] == [1] and not PHASES & set(words(one)):
                         return (
                             f"line {call.lineno} of {file} joins `{one}` with itself on the axis of channels",
-                            "another tensor is meant in one of the two places: as it is, half of the channels say nothing new",
+                            "another tensor is meant in one of the two places: as it is, half of the channels add nothing new",
                         )
     return None

@@ -139,7 +139,7 @@ BUGS = {
     "scores-never-negative": (
         script(lambda: nn.Sequential(*net(), nn.ReLU())),
         "loss-input",
-        "a ReLU behind the last layer",
+        "a ReLU after the last layer",
     ),
 }
 

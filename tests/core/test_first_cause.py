@@ -84,7 +84,7 @@ CASES = {
     "null-is-a-class": "the null class is a real class",
     "dif-05-constant-timestep": "one timestep for the whole batch, or a constant",
     "flow-levels-of-another-mean": "drawn from another distribution than declared",
-    "latent-cached-with-a-draw": "cached with a draw instead of the middle",
+    "latent-cached-with-a-draw": "cached with a random draw instead of the mode",
     "latent-scaled-again-as-they-are-read": "multiplied where it should divide, or twice",
     "latent-exported-with-another-factor": "without its own factors in the config",
     "det-mirrored-apart": "pass both to one transform",

@@ -138,7 +138,7 @@ FEW = """again = [(" ".join("something" if i % 9 == 8 else w for i, w in enumera
 
 def test_texts_that_are_alike_everywhere_are_no_leak(launch, prose):
     done = launch("check", prose(("return list(found.values())\n", ALIKE)), "--only", "leakage", code=0)
-    assert "training texts are near to each other, too" in done.verdicts()[0]["measured"]
+    assert "training texts are similar to each other, too" in done.verdicts()[0]["measured"]
     done = launch("check", prose((VAL, FEW)), "--only", "leakage", code=3)
     assert "near ones are expected of a random split" in done.verdicts()[0]["measured"]
 

@@ -89,7 +89,7 @@ def test_labels_that_do_not_fit_their_tokens_are_stopped():
     assert "none of these ends is scored" in measured
     verdict, measured = checked(shifted, "tokens")
     assert verdict == "fail"
-    assert "the token of the next place" in measured
+    assert "the token of the next position" in measured
 
 
 def test_rows_that_the_library_drops_are_reported():
@@ -252,7 +252,7 @@ def frozen_head():
 
 
 def test_a_new_head_must_train():
-    assert checked(frozen_head, "head") == ("fail", "frozen as drawn: classifier")
+    assert checked(frozen_head, "head") == ("fail", "frozen at its random initial values: classifier")
     assert checked(classifier, "head")[0] == "skip"
 
 

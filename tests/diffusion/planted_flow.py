@@ -10,7 +10,7 @@ LOSS = 'return {"mse": error.sum()}\n'
 
 PLANTS = [
     Plant("flow-velocity-turned", "noise-process", "DF4", TARGET, TARGET.replace("process.", "-process."),
-          ("rms", "the target's sign is exchanged"), recipe=FLOW, source="splitmeanflow#2", harm="the loss is fine, samples are noise"),
+          ("rms", "the target's sign is reversed"), recipe=FLOW, source="splitmeanflow#2", harm="the loss is fine, samples are noise"),
     Plant("flow-time-reversed", "noise-process", "DF4", ASKED, ASKED.replace(", t,", ", process.noise.num_train_timesteps - t,"),
           ("time reversed",), recipe=FLOW, harm="the sampler tells the net of pure noise that it is a picture"),
     Plant("flow-picture-at-the-noisy-end", "noise-process", "DF4", ADDED, ADDED.replace(

@@ -42,7 +42,7 @@ PLANTS = [
     bug("factor-measured-before-training", "latent-scale", "DF3", SCALED, EARLY, ("before training ended",),
         harm="latents drift while the autoencoder learns"),
     bug("shifted", "latent-scale", "DF3", SCALED, SCALED.replace("z = ", "z = 1 + "),
-        ("made with", "a shift that is not taken away"), harm="the sampler starts at a mean of 0"),
+        ("made with", "a shift that is not subtracted"), harm="the sampler starts at a mean of 0"),
     bug("scaled-again-as-they-are-read", "latent-scale", "DF3", TAKEN,
         TAKEN.replace("self.latents[index],", "0.18215 * self.latents[index],"), ("or twice",),
         source="hpcaitech/Open-Sora#493", harm="latents of another scale than the way back undoes"),
@@ -50,7 +50,7 @@ PLANTS = [
         "with torch.no_grad():\n"
         "        said = [vae.encode(x.to(run.device)).latent_dist for x in images.split(256)]\n"
         "    middles = torch.cat([x.sample().cpu() for x in said])\n",
-        ("from fresh ones", "cached with a draw"), harm="one noise for ever on each latent"),
+        ("from fresh ones", "cached with a random draw"), harm="one noise for ever on each latent"),
     bug("cached-from-another-range", "latent-scale", "DF3", CACHED, CACHED.replace("images", "(images + 1) / 2"),
         ("pictures of another range",), source="mlcommons/training#721", harm="whited-out or washed-out samples"),
     bug("cached-by-another-autoencoder", "latent-scale", "DF3", CACHED,

@@ -99,7 +99,7 @@ CAUSES = {
     "reversed(history) is meant": patched(OWN_NAME, ("in reversed(history)", "in history")),
     "found[::-1] is meant": patched(OWN_NAME, ("    found.reverse()\n", "")),
     "a transpose (.T) is meant": patched(EDGES, ("links[4:].T", "links[4:].reshape(2, -1)")),
-    "beside the second half": EDGES.replace("torch.tensor(links[4:].T, ", "torch.from_numpy(links).view(2, -1).to("),
+    "next to the second half": EDGES.replace("torch.tensor(links[4:].T, ", "torch.from_numpy(links).view(2, -1).to("),
     "scaler.transform(...) is meant": FITTED,
     "self.net(second) is meant": patched(PAIR, ("self.net(second)", "self.net(first)")),
 }

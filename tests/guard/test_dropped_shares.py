@@ -59,4 +59,4 @@ CASES = [
 def test_the_share_that_is_dropped(changes, stopped: bool, tmp_path):
     verdicts, printed, _ = guard(patched(NET, *changes), tmp_path, interventions=False)
     assert verdicts["modes"].verdict == ("fail" if stopped else "pass"), printed
-    assert ("dropout gets the share to keep" in printed) == stopped
+    assert ("dropout gets the keep probability" in printed) == stopped

@@ -220,7 +220,7 @@ LOOPS = {
     "a break left over": (
         "            by_class[0].append(loss.item())\n",
         "            by_class[0].append(loss.item())\n            break\n",
-        "is the break left from a trial?",
+        "is the break left over from a trial?",
     ),
     "a break on a condition": (
         "            by_class[0].append(loss.item())\n",

@@ -300,7 +300,7 @@ for epoch in range(3):
         ),
         ("val_loss < best&float('inf')&net, best", "val_loss > best&-float('inf')&delta, net, best", ""),  # an attack
         ("acc > best_acc&best_acc = acc", "acc < best_acc&best_acc, waited = acc, 0", "the lowest `acc`"),
-        ("(1 - dice.mean())", "dice.mean()", "its distance from 1"),
+        ("(1 - dice.mean())", "dice.mean()", "1 minus the score"),
         ("0.5 * (1 - dice.mean())", "1 - dice.mean()", ""),
         ("dice = (2 * (p * y).sum() + 1)", "dice = 1 - (2 * (p * y).sum() + 1)", ""),
         ("[x, skip], dim=1", "[x, x], dim=1", "joins `x` with itself"),

@@ -55,7 +55,7 @@ student = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 train(student, 6, teacher)
 """
 BUGS = {
-    "metric": ("right / len(test.dataset)", "right / len(loader.dataset)", "counts wrongly"),
+    "metric": ("right / len(test.dataset)", "right / len(loader.dataset)", "computes its score wrongly"),
     "later": ("out.log_softmax(1), soft", "out.log_softmax(0), soft", "dim=0"),
 }
 
@@ -92,7 +92,7 @@ def test_answers_are_of_the_kind_of_the_outputs(kind: str):
     ("scores", "fault"),
     [
         ((1.0, 0.0, 1.0), ""),
-        ((0.125, 0.0, 0.125), "counts"),
+        ((0.125, 0.0, 0.125), "computes"),
         ((0.0, 1.0, 0.0), "sign"),
         ((0.3, 0.4, 0.5), None),
         ((0.3, 0.3, 0.3), None),

@@ -76,7 +76,7 @@ def test_a_decoder_that_is_stepped_wrongly_is_named(tmp_path, kind: str):
 def test_a_healthy_decoder_passes(tmp_path):
     verdicts, printed, _ = guard(REVERSED, tmp_path, "0", interventions=False)
     assert not [v.id for v in verdicts.values() if v.verdict == "fail"], printed
-    assert "with the target at that place" in printed
+    assert "with the target at that position" in printed
     assert "without the other half" in printed
 
 

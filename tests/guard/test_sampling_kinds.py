@@ -111,7 +111,7 @@ def flow(*, trained: int = 1, unit: float = 1.0, guided: bool = True, steps: int
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize(
     ("how", "words"),
-    [({}, ""), ({"trained": -1}, "the way from sample to noise"), ({"unit": 20.0}, "the sampling loop from")],
+    [({}, ""), ({"trained": -1}, "the velocity from sample to noise"), ({"unit": 20.0}, "the sampling loop from")],
     ids=["as it is", "turned", "numbers of steps"],
 )
 def test_the_way_and_the_times_of_a_flow(how: dict, words: str, guided: bool):

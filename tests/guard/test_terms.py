@@ -60,7 +60,7 @@ CASES = {
     "one border twice": (HEAT, [("net(right, t)", "net(left, t)")], "adds `net(left, t).pow(2).mean()` twice"),
     "drawn anew": (HEAT, [("net(left, t).pow(2).mean() + net(right, t)", "net.sample(t).pow(2).mean() + net.sample(t)")], ""),
     "labels dropped": (FLOW, [], ""),
-    "all others dropped": (FLOW, [("torch.full_like(y, null), y)", "y, torch.full_like(y, null))")], "keeps what is to be dropped"),
+    "all others dropped": (FLOW, [("torch.full_like(y, null), y)", "y, torch.full_like(y, null))")], "keeps what should be dropped"),
     "a mask of what is kept": (FLOW, [("drop = torch.rand(len(y)) < p_uncond", "keep = torch.rand(len(y)) > p_uncond"),
                                       ("torch.where(drop, torch.full_like(y, null), y)", "torch.where(keep, y, torch.full_like(y, null))")], ""),
     "training nodes": (GRAPH, [], ""),

@@ -195,7 +195,7 @@ PLANTED = {p.id: p for half in (twentieth_set, twentieth_set_heldout) for p in h
 CASES = {
     "awd_lstm--rate-not-restored": ("schedule", "the base rate is not put back"),
     "spheres_unet3d--turned-about-other-axes": ("samples", "one draw for picture and mask"),
-    "sasrec_sessions--always-last-item": ("targets", "every place predicts the last item"),
+    "sasrec_sessions--always-last-item": ("targets", "every position predicts the last item"),
     "sasrec_sessions--filled-from-left": ("evaluated", "the evaluation pads at the other end"),
     "espcn_photos--flipped-apart": ("samples", "one draw for both"),
     "spheres_unet3d--dice-of-logits": ("loss-input", "an overlap is computed from probabilities"),

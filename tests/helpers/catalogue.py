@@ -163,7 +163,7 @@ def page() -> str:
         "planted in forks of the recipes. A test asserts which gate stops it before training, and which words the message has. The last",
         "table lists controls: healthy code that looks like a bug. No gate may fail it.", "",
         f"{n} of {len(BUGS)} bugs are planted; {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls are healthy variants.",
-        f"In all, the suite has {all_of_it} planted bugs and {more} healthy variants. Those that are not in these tables were found here,",
+        f"In all, the suite has {all_of_it} planted bugs and {more} healthy variants of recipes. Those that are not in these tables were found here,",
         "or cover rows of the [gates](gates.md) for which no bug of a public project was found. [Verify](verify.md) shows at which seeds",
         "each was run. This page is written by `python -m tests.helpers.catalogue`, and a test compares it with the suite.", "",
     ]  # fmt: skip

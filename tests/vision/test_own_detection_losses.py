@@ -21,11 +21,11 @@ HEALTHY = {"ciou": CIOU, "quality-focal": HEADER + SOFT}
 BUGS = {
     "boxes-pushed-away": (
         HEADER + "its.generalized_box_iou_loss = lambda a, b, reduction: (1 + ops.distance_box_iou_loss(a, b)).reciprocal().sum()\n",
-        "not drawn to their objects",
+        "not pulled to their objects",
     ),
     "background-drawn-up": (
         HEADER + "its.sigmoid_focal_loss = lambda x, y, reduction: (x.sigmoid() - 0.5 * y - 0.5).square().sum()\n",
-        "are drawn up",
+        "are pushed up",
     ),
 }  # fmt: skip
 

@@ -276,7 +276,7 @@ def _other_answers(m: Mixture, indices: Sequence[int]) -> str:
         return ""
     return (f"targets are compared with the answers to other samples: with another target for the first of {len(indices)} samples, the "
             f"gradients of {sum(moved[1:])} other samples' answers change; a view(), reshape(), transpose() or flatten() orders the model's "
-            "output otherwise than the targets")  # fmt: skip
+            "output differently from the targets")  # fmt: skip
 
 
 def _answer_gradients(

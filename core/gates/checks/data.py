@@ -298,7 +298,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
                 for moments, x in zip(inputs.setdefault(key, (paths.Moments(), paths.Moments())), (a, b), strict=True):
                     moments.add(x)
     # Beside labels that stay, one that every draw makes anew is a task of its own (which way was the picture turned?); noise changes few
-    wrong = [(f"the training path changes '{key}' of {n} in {len(indices)} samples", "the training path labels otherwise than the evaluation path")
+    wrong = [(f"the training path changes '{key}' of {n} in {len(indices)} samples", "the training path gives other labels than the evaluation path")
              for key, n in changed.items() if n and not (0 in changed.values() and 2 * min(n, redrawn[key]) > len(indices))]  # fmt: skip
     for key, (a, b) in ((key, both) for key, both in inputs.items() if both[1].std > 0):
         if order := paths.exchanged_channels(a.channel_means, b.channel_means):

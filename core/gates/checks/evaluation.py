@@ -26,7 +26,7 @@ KEPT = (
     "call with the same samples, seed and batches gives another result"
 )
 TOGETHER = (
-    "what a sample counts depends on the others in its batch: some samples are left out (episodes that end last, an incomplete batch), scores "
+    "how much a sample counts depends on the others in its batch: some samples are left out (episodes that end last, an incomplete batch), scores "
     "are ranked or normalised within the batch, or padding to the longest sample is not masked"
 )
 

@@ -94,5 +94,5 @@ def _without_added(terms: Mapping[str, float], expected: float, small: tuple[str
             rest = sum(v for t, v in terms.items() if t not in some)
             if abs(rest - expected) <= 0.1 * expected:
                 more = ", ".join(f"`{t}` ({terms[t]:.3f})" for t in some)
-                return f"the declared terms and of {more}, which other gates judge"
+                return f"the declared terms and of {more}, which other gates check"
     return ""

@@ -48,7 +48,7 @@ def leakage(context: GateContext) -> Finding:
     measured = _compared(found["compared"], found["exact"], near)
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
-        measured += f"; {found['smooth']} are alike only in their smooth parts: no copies" * bool(found["smooth"])
+        measured += f"; {found['smooth']} are similar only in their smooth parts: not copies" * bool(found["smooth"])
     if text:
         measured += (
             f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
@@ -84,7 +84,7 @@ def leakage(context: GateContext) -> Finding:
             (near > found["exact"], "data were augmented or duplicated before they were split"),
             (found["exact"] >= near, "the training loader reads the unsplit data"),
             (False, "frames, tiles or sentences of one source were split sample by sample: split by group"),
-            (False, "the pairs in the report are no copies, only alike: --gates.waive leakage --gates.because 'REASON'")),
+            (False, "the pairs in the report are similar, but not copies: --gates.waive leakage --gates.because 'REASON'")),
         evidence=found, batch=batch, cause=cause or repeated_before(found),
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def _dropped(record: Record) -> tuple[str, str]:
     if record.dropped <= MOST_DROPPED:
         return "", ""
     return (f"dropout drops {record.dropped:.0%} of its inputs in training (allowed: {MOST_DROPPED:.0%})",
-            f"dropout takes the share to drop: {1 - record.dropped:.2g}, if {record.dropped:.2g} is the share to keep")  # fmt: skip
+            f"dropout takes the drop probability: {1 - record.dropped:.2g}, if {record.dropped:.2g} is the keep probability")  # fmt: skip
 
 
 def _tolerance(run: Run) -> float:

@@ -17,7 +17,7 @@ def repeat_naturally(found: dict) -> tuple[bool, str]:
     if "expected" not in found:
         return False, ""
     n, expected = found["compared"]["exact"][0], found["expected"]
-    remark = f"; samples that are short repeat in training, too: {expected:g} copies are expected by chance"
+    remark = f"; short samples repeat in training, too: {expected:g} copies are expected by chance"
     copies, others = found.get("lengths") or (1.0, 1.0)
     if shortest := copies <= SHORTEST * others:
         remark += f", and the copies are the shortest samples (median length {copies:g}, of the others {others:g})"
@@ -29,7 +29,7 @@ def repeated_before(found: dict) -> str:
     n, expected = found["compared"]["exact"][0], found["by_repeats"]
     if expected < FEWEST or found["exact"] > WHOLE * n or abs(found["exact"] - expected) > 3 * math.sqrt(expected):
         return ""
-    return (f"samples were repeated before the split (a rare class multiplied, a file read twice): {expected / n:.0%} of the training samples "
+    return (f"samples were repeated before the split (a rare class oversampled, a file read twice): {expected / n:.0%} of the training samples "
             "have a copy in training, too. Split first, then repeat training samples")  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
     if "expected_near" not in text:
         return False, ""
     expected = text["expected_near"]
-    remark = f"; training texts are near to each other, too: {expected:g} near ones are expected of a random split"
+    remark = f"; training texts are similar to each other, too: {expected:g} near ones are expected of a random split"
     return _by_chance(near, expected, ALIKE * n), remark
 
 

@@ -318,7 +318,7 @@ def _span(context: GateContext) -> float:
 def _leave_to_others(context: GateContext, steps: int) -> None:
     """Skip where a gate before this one has failed: longer trainings take minutes, and the run is blocked anyway."""
     if context.failed and not context.deep:
-        raise Skip(f"not learnt in {steps} steps, and `{context.failed[0]}` has failed: mend that first, then run this gate again, which "
+        raise Skip(f"not learnt in {steps} steps, and `{context.failed[0]}` has failed: fix that first, then run this gate again, which "
                    "then takes more steps")  # fmt: skip
 
 

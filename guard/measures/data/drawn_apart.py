@@ -51,7 +51,7 @@ def drawn_apart(seen: Any, loader: DataLoader, limit: float) -> tuple[str, str] 
     if known < FEWEST or differ < max(3, SHARE * known):
         return None
     return (
-        f"{known} training samples were read twice: in {differ} of them the target was flipped, turned or shifted otherwise than its input",
+        f"{known} training samples were read twice: in {differ} of them the target was flipped, turned or shifted differently from its input",
         "the augmentation leaves the target as it is or draws again for it: one draw for both (torchvision draws from torch, not from random)",
     )
 

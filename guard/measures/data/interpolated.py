@@ -48,7 +48,7 @@ def fault(rows: list[dict[str, Any]]) -> Fault | None:
     if thin < max(LEAST, THIN * wide, jumps) or solid < SOLID * between:
         return None
     return (
-        f"between two classes of the target maps a seam of one pixel has the class between their numbers at {thin:,} places, none is at {jumps:,}, "
+        f"between two classes of the target maps a border of one pixel has the class between their numbers at {thin:,} places, none is at {jumps:,}, "
         "and elsewhere that class is an area of its own",
         "class numbers were interpolated when the maps were resized or turned: use the nearest neighbour (Image.NEAREST, "
         "InterpolationMode.NEAREST, order=0)",

@@ -183,7 +183,7 @@ def compared(
         return None
     new = None if y.is_floating_point() else class_numbers.numbering(y, answer)
     if new and new.moved > 1 and ((new.exchanged and least > GOOD) or new.right > max(got + CLEAR, 0.8 * least)):
-        return f"{measured}; {new.right:.2f} with {new.moved} classes numbered otherwise", class_numbers.CAUSE
+        return f"{measured}; {new.right:.2f} with {new.moved} classes numbered differently", class_numbers.CAUSE
     if got > least - CLEAR or least < max(chance(y), chance(mine[1])):
         return None
     if y.is_floating_point() and got < -max(0.6 * least, chance(y)):
@@ -193,6 +193,6 @@ def compared(
     if best > max(got + CLEAR, 0.8 * least):
         return (
             f"{measured}; {best:.2f} {how}",
-            f"the evaluation's inputs are prepared otherwise than training's: they fit training {how}",
+            f"the evaluation's inputs are prepared differently from training's: they fit training {how}",
         )
     return None

@@ -65,7 +65,7 @@ def check(train: DataLoader, others: list[DataLoader], limit: float) -> tuple[st
         between = sum(a and b for a, b in zip(before, after, strict=True))
         if between >= BETWEEN * len(theirs):
             return (
-                f"{between} of {len(theirs)} windows of the evaluation lie between two windows of training that share nearly all of their steps",
+                f"{between} of {len(theirs)} windows of the evaluation are between two windows of training that share nearly all of their steps",
                 "overlapping windows of one series were split at random: split the series in time, then cut the windows",
             )
     return None

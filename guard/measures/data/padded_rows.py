@@ -75,7 +75,7 @@ class PaddedRows:
                     return (
                         f"{counts[here]:,} padded rows of training have their padding {sides[here]} the items, {other[there]:,} of the evaluation "
                         f"{sides[there]} them",
-                        "the evaluation pads at the other end: the last place holds padding, and positions are counted from another one",
+                        "the evaluation pads at the other end: the last position holds padding, and positions are counted from another one",
                     )
         return None
 
@@ -84,8 +84,8 @@ class PaddedRows:
         if self.rows < 4 * ROWS or self.alike < max(FEWEST, OFTEN * self.compared):
             return None
         return (
-            f"{self.rows:,} rows next to the inputs, with the same padding, hold one item alone at all their places",
-            "the next item is not replaced within the loop that fills a row: every place predicts the last item",
+            f"{self.rows:,} rows next to the inputs, with the same padding, hold one item alone at all their positions",
+            "the next item is not replaced within the loop that fills a row: every position predicts the last item",
         )
 
 

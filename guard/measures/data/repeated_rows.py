@@ -56,6 +56,6 @@ def check(train: DataLoader, others: list[DataLoader], limit: float) -> tuple[st
             continue
         return (
             f"{part[first]:.0%} of the evaluation's rows of class {first:g} are copies of training rows, {min(part.values()):.0%} of another class",
-            "a rare class was multiplied (oversampled) before the split: split first, then multiply the training rows alone",
+            "a rare class was oversampled before the split: split first, then repeat the training rows alone",
         )
     return None

@@ -133,7 +133,7 @@ def flat(trained: Measures) -> str:
         return ""
     mean, spread = pooled(rows)
     return (
-        f"pictures are all but constant: mean {mean:.3g}, standard deviation {spread:.2g}"
+        f"pictures are almost constant: mean {mean:.3g}, standard deviation {spread:.2g}"
         if spread < FLAT * abs(mean)
         else ""
     )

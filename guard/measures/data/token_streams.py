@@ -14,7 +14,7 @@ PAIRS, MOST = 1500, 60_000  # pairs of neighbours that are needed, and read
 TIMES, MORE = 2.0, 0.15  # information between samples against that between places: factor and difference in nats
 COPIES = 0.3  # share of equal neighbours from which samples are copies of each other
 CAUSE = (
-    "each sample must hold a part of the text that hangs together: ids.view(batch_size, -1), then .t() if time comes first; "
+    "each sample must hold a contiguous part of the text: ids.view(batch_size, -1), then .t() if time comes first; "
     "ids.view(-1, batch_size) puts the next token into the next sample"
 )
 
@@ -35,7 +35,7 @@ def fault(texts: Sequence[Tensor]) -> tuple[str, str] | None:
     if along is None or across is None or far is None or across - far < TIMES * along + MORE or equal > COPIES:
         return None
     return (
-        f"a token and the one at the same place of the next sample share {across:.2f} nats, a token and the next one of its sample {along:.2f}",
+        f"a token and the one at the same position of the next sample share {across:.2f} nats, a token and the next one of its sample {along:.2f}",
         CAUSE,
     )
 

@@ -44,5 +44,5 @@ class OutputRanges:
             name, low, high = LAST[operation]
             measured = f"the model ends in a {name} ({low:g} to {high:g}), and {sum(shares) / len(shares):.0%} of its targets are outside"
             other = "the targets were normalised differently, or this last function should be left out"
-            return measured, f"a {name} at the end of the model whose targets have another range: {other}"
+            return measured, f"a {name} at the end of a model whose targets have another range: {other}"
         return None

@@ -91,7 +91,7 @@ def class_weights(rows: list[dict]) -> Fault | None:
     if known.sum() < 2 or not proportional(weight[known], counts[known], within=0.35):
         return of_each_batch(rows)
     return (
-        f"the loss weighs classes by {weight[known].min():.3g} to {weight[known].max():.3g}; they have {counts[known].min():,} to "
+        f"the loss weights classes by {weight[known].min():.3g} to {weight[known].max():.3g}; they have {counts[known].min():,} to "
         f"{counts[known].max():,} targets: the rarer, the lower",
         "the weights are frequencies (or their power) and not their inverse: the frequent classes count twice",
     )
@@ -108,7 +108,7 @@ def of_each_batch(rows: list[dict]) -> Fault | None:
     if len(found) < 8 or sum(found) < 0.9 * len(found) or len({tuple(r["weight"]) for r in rows}) < 2:
         return None
     return (
-        f"in {sum(found)} of {len(found)} batches the loss weighs classes by their own frequency there: the rarer, the lower",
+        f"in {sum(found)} of {len(found)} batches the loss weights classes by their own frequency there: the rarer, the lower",
         "the weights are frequencies (or their power) and not their inverse: the frequent classes count twice",
     )
 
@@ -239,7 +239,7 @@ def shared_target(rows: list[dict]) -> Fault | None:
     if len(rows) < 4 or count < 64 or len(found) > 1 or None in found:
         return None
     return (
-        f"the targets of all {count:,} samples in {len(rows)} batches are the same, zeros and ones in no order",
+        f"the targets of all {count:,} samples in {len(rows)} batches are the same, zeros and ones in no regular order",
         cause,
     )
 
@@ -338,7 +338,7 @@ def padded_apart(rows: list[dict]) -> Fault | None:
         return None
     return (
         f"in {wrong:,} of {count:,} rows that are padded at their ends, the targets begin with as many ignored places, and are scored at the padding",
-        "inputs are padded on the right and labels on the left: each label stands beside another token; pad both on the same side",
+        "inputs are padded on the right and labels on the left: each label is next to another token; pad both on the same side",
     )
 
 
@@ -351,7 +351,7 @@ def padding_scored(rows: list[dict]) -> Fault | None:
     if count < 0.05 * scored or elsewhere < 0.05 * (scored - count):
         return None
     return (
-        f"{count:,} of {scored:,} scored targets stand at the padding of shorter rows, all with class {found[0][2]}, which is the target of "
+        f"{count:,} of {scored:,} scored targets are at the padding of shorter rows, all with class {found[0][2]}, which is the target of "
         f"{elsewhere:,} real places, too",
         "targets are padded with a real class: pad them with the loss's ignore_index (-100)",
     )

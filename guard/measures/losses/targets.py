@@ -29,7 +29,7 @@ def floored(calls: list[dict[str, Any]]) -> tuple[str, str] | None:
         return None
     return (
         f"cross_entropy gets scores that are never negative, {sum(zeros) / len(zeros):.0%} of them exactly 0, in all {len(zeros)} calls",
-        "a ReLU behind the last layer: a class at 0 gets no gradient, and no score can fall below that of chance. Remove it",
+        "a ReLU after the last layer: a class at 0 gets no gradient, and no score can fall below that of chance. Remove it",
     )
 
 

@@ -65,7 +65,7 @@ class Shares:
                 )
                 return (
                     f"dropout drops {p:.0%} of its inputs in training, and {measured}",
-                    "dropout gets the share to keep, but takes the share to drop",
+                    "dropout gets the keep probability, but takes the drop probability",
                 )
         return None
 

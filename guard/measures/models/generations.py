@@ -28,5 +28,5 @@ class Generations:
             return None
         return (
             f"{self.at_end:,} of {self.rows:,} prompts of generate() end with padding",
-            "the tokenizer pads on the right: answers go on behind pad tokens; padding_side='left' is meant for generation",
+            "the tokenizer pads on the right: answers continue after pad tokens; padding_side='left' is meant for generation",
         )

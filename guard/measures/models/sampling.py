@@ -26,8 +26,8 @@ STEPS, CLEAR = 96, 3.0  # steps of sampling that are read; standard errors from 
 SIGNED, MOSTLY = 6, 0.9  # fewest steps with a sign, and the share of them that must agree
 SAMPLE, NOISE = "the sample", "the noise that was added"
 FORWARDS, BACKWARDS = (
-    "the way from noise to sample",
-    "the way from sample to noise",
+    "the velocity from noise to sample",
+    "the velocity from sample to noise",
 )  # of a straight path (flow matching)
 BEYOND = 0.5  # share of the sampling loop's times that lie outside of training's, by more than its range
 LARGEST = 200_000  # numbers of a batch of samples that are compared
@@ -166,7 +166,7 @@ class Sampling:
             here, there = float(noise[near].mean()), float(noise[far].mean())
             if here < LITTLE and there > MUCH and abs(spearman(time, noise)) > ORDERED:
                 return (
-                    f"sampling begins with noise alone and tells the net time {start[0]:.3g}, where training's inputs were {here:.0%} noise; far "
+                    f"sampling begins with noise alone and gives the net time {start[0]:.3g}, where training's inputs were {here:.0%} noise; far "
                     f"from it, at {float(time[far].mean()):.3g}, they were {there:.0%}",
                     "time runs backwards in sampling: it must begin at the end at which training has noise",
                 )
@@ -183,8 +183,8 @@ class Sampling:
             beyond = [t for t in asked if not least - (most - least) <= t <= most + (most - least)]
             if len(beyond) > BEYOND * len(asked):
                 return (
-                    f"training tells the net times from {least:.3g} to {most:.3g}, the sampling loop from {min(asked):.3g} to {max(asked):.3g}",
-                    "sampling must tell the net the time in training's units, and not the number of the step",
+                    f"training gives the net times from {least:.3g} to {most:.3g}, the sampling loop from {min(asked):.3g} to {max(asked):.3g}",
+                    "sampling must give the net the time in training's units, not the step number",
                 )
         return None
 

@@ -81,7 +81,7 @@ def told_apart(trainer: Any) -> tuple[str, str] | None:
     if alone < ALIKE * len(ends) or len(bodies) < ANSWERS or wordlike:
         return None
     return (f"in {alone} of {len(ends)} pairs the chosen answer ends with {text!r}, and the rejected one does not",
-            "one sign separates chosen from rejected answers, and nothing else has to be learnt: end both alike")  # fmt: skip
+            "one character separates chosen from rejected answers, so nothing else has to be learnt: end both alike")  # fmt: skip
 
 
 def contradicted(trainer: Any) -> tuple[str, str] | None:
@@ -189,7 +189,7 @@ def misplaced(trainer: Any) -> tuple[str, str] | None:
             if once == again and len(set(once)) > 1 and None not in once and turned != [once[i] for i in order]:
                 wrong = sum(a != once[i] for a, i in zip(turned, order, strict=True))
                 return (f"{getattr(function, '__name__', 'a reward function')} gives {wrong} of {len(some)} answers another reward where the "
-                        "prompts come in another order", "it looks rows up by their place in a batch: the trainer repeats and shuffles "
+                        "prompts come in another order", "it looks rows up by their position in a batch: the trainer repeats and shuffles "
                         "prompts, and passes the columns of each row by name")  # fmt: skip
     return None
 

@@ -134,7 +134,7 @@ def compared(trainer: Any, like: Any, labels: Any) -> tuple[str, str] | None:
     if np.issubdtype(labels.dtype, np.integer) and causal(trainer.accelerator.unwrap_model(trainer.model)):
         same = scored(trainer, _unshifted(like, labels), labels)
         if any(same.get(n, 0.0) > max(best[n], ENOUGH) for n in names):
-            return (f"{names[0]} {best[names[0]]:.3f} where each place predicts the next token, "
+            return (f"{names[0]} {best[names[0]]:.3f} where each position predicts the next token, "
                     f"{same[names[0]]:.3f} where it repeats its own",
                     "predictions are for the next token: compute_metrics must compare predictions[:, :-1] with labels[:, 1:]")  # fmt: skip
     if not any(best[n] > worse.get(n, 0.0) for n in names):
@@ -143,7 +143,7 @@ def compared(trainer: Any, like: Any, labels: Any) -> tuple[str, str] | None:
     left_out = not several(labels) and np.issubdtype(labels.dtype, np.integer) and (labels < 0).any()
     if left_out and best.get("accuracy", 1.0) < PERFECT:
         return (f"accuracy {best['accuracy']:.3f} for the labels themselves, of which {float((labels < 0).mean()):.0%} are -100",
-                "compute_metrics scores the places that are left out (-100), or leaves out a class: its mask must be labels != -100")  # fmt: skip
+                "compute_metrics scores the positions that are left out (-100), or leaves out a class: its mask must be labels != -100")  # fmt: skip
     if several(labels) and _all_occur(labels) and all(best[n] < ENOUGH for n in names):
         return (f"the labels themselves get {', '.join(f'{n} {best[n]:.3f}' for n in names)}",
                 "several labels of a row can hold: compute_metrics needs a sigmoid and a threshold for each, no softmax or argmax")  # fmt: skip

@@ -99,7 +99,7 @@ def merged(trainer: Any) -> tuple[str, str] | None:
     merged = sum(ids[: len(own) - 1] == own[:-1] and ids[len(own) - 1] != own[-1] for own, ids in pairs)
     if merged <= MOST_MERGED * len(some):
         return None
-    return (f"in {merged:,} of {len(some):,} rows the last token of the prompt is another one with its answer behind it",
+    return (f"in {merged:,} of {len(some):,} rows the last token of the prompt changes when its answer follows",
             "the tokenizer joins the end of the prompt and the start of the answer: move the space between them to the answer's start")  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def border(trainer: Any) -> tuple[str, str] | None:
         wrong += list(ids[: len(first)]) != list(first)
     if not talks or wrong <= MOST_MERGED * len(talks):
         return None
-    return (f"in {wrong} of {len(talks)} conversations the tokens of the generation prompt are others where an answer follows",
+    return (f"in {wrong} of {len(talks)} conversations the tokens of the generation prompt change when an answer follows",
             "the tokenizer joins the end of the generation prompt and the start of the answer: end the prompt of the template where a token ends "
             "(no space behind it)")  # fmt: skip
 
@@ -190,7 +190,7 @@ def masked(trainer: Any, model: nn.Module, batch: dict) -> tuple[str, str] | Non
     hidden = float((ids == mask)[scored].float().mean()) if scored.any() else 0.0
     if hidden < 0.5 or float((ids == mask)[~scored].float().mean()) > 0.1:
         return None
-    return (f"{hidden:.0%} of the scored places hold the mask token, and the model predicts the next one",
+    return (f"{hidden:.0%} of the scored positions hold the mask token, and the model predicts the next one",
             "DataCollatorForLanguageModeling masks tokens by default: mlm=False for a causal model")  # fmt: skip
 
 
@@ -217,8 +217,8 @@ def shifted(trainer: Any, model: nn.Module, batch: dict) -> tuple[str, str] | No
         own = float((labels == ids)[scored].float().mean())
         following = float((labels[:, :-1] == ids[:, 1:])[scored[:, :-1]].float().mean())
         if following > 0.95 and own < 0.5:
-            return (f"{following:.0%} of the labels that the model gets are the token of the next place ({own:.0%} that of their own)",
-                    "labels are shifted by hand, and the model shifts them again: give it labels at the place of their token")  # fmt: skip
+            return (f"{following:.0%} of the labels that the model gets are the token of the next position ({own:.0%} that of their own)",
+                    "labels are shifted by hand, and the model shifts them again: give it labels at the position of their token")  # fmt: skip
     return None
 
 
@@ -285,5 +285,5 @@ def frozen_head(trainer: Any) -> tuple[str, str] | None:
     ]
     if not drawn:
         return None
-    return (f"frozen as drawn: {', '.join(drawn)}",
+    return (f"frozen at its random initial values: {', '.join(drawn)}",
             "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)")  # fmt: skip

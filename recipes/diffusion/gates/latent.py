@@ -73,8 +73,8 @@ def latent_scale(context: GateContext) -> Finding:
              "encoded"),
             (same and off <= FRESH, "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or "
              "measured before training ended: 1 / deviation of its own latents, now"),
-            (not same and off <= FRESH, "multiplied where it should divide, or twice; a shift that is not taken away"),
-            (off > FRESH and not mirrored, "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that "
+            (not same and off <= FRESH, "multiplied where it should divide, or twice; a shift that is not subtracted"),
+            (off > FRESH and not mirrored, "cached with a random draw instead of the mode, from pictures of another range, or by an autoencoder that "
              "trained on")),
         evidence={"mean": mean, "std": std, "apart": off, "used": [slope, offset], "declared": due},
     )  # fmt: skip

@@ -192,7 +192,7 @@ def opposite(shipped, aim: Objective) -> str:
     for p, t, noisy, clean in itertools.islice(rows, REVERSED):
         if undone(shipped, -p, t, noisy).sub(clean).square().mean().sqrt() > EXACT:
             return ""
-    return f"the target's sign is exchanged: {type(shipped).__name__} inverts its negative"
+    return f"the target's sign is reversed: {type(shipped).__name__} inverts its negative"
 
 
 def guided(
@@ -252,7 +252,7 @@ def hidden_class(context: GateContext) -> Finding:
         f"dropped in {due:.0%} +- {slack:.1%} and in at most {MOST:.0%}, always replaced by the same value, which is no class; a loss below "
         f"{enough:.3f} without it; different predictions",
         order_causes(
-            (due > MOST, f"the setting names the share that keeps the class: --conditioning-dropout-prob {1 - due:.3g} drops it so often"),
+            (due > MOST, f"the setting names the share that keeps the class: --conditioning-dropout-prob {1 - due:.3g} drops it that often"),
             (difference <= 1e-3 or share > MOST, "the class never reaches the net"),
             (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
             (bool(seen.null) and null < classes, "the null class is a real class")),

@@ -153,7 +153,7 @@ def divergence(context: GateContext) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) or f"{terms} nats per token; {', '.join(compared.remarks)}; other pads change the loss by {moved:.0e}",
         f"within {near:g} of sum over the vocabulary p (ln p - ln q) T^2 (teacher p, student q), and of -ln q(word); no pads. Another form "
-        "of a term: least at the teacher's scores, or pulls each token to its word",
+        "of a term: minimal at the teacher's scores, or pulls each token to its word",
         "\n".join([*compared.causes, "a mean over the vocabulary instead of a sum, T is not squared, or student and teacher are exchanged",
                    "pads or the prompt are counted in a term", "labels are shifted twice, or not at all",
                    "the reverse divergence on purpose: name its term reverse_kl"]),

@@ -126,7 +126,7 @@ def divergence(classifier: Classifier) -> Gate:
             not wrong, "; ".join(wrong) or f"{share:.1%} of the labels are known; {len(indices)} samples: "
             + ", ".join([*(f"{k} within {v:.0e}" for k, v in gaps.items()), *(f"of the recipe's own: {v}" for v in own)]),
             f"--labelled; within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q); terms of the "
-            "recipe's own in its place: least where the student's scores are the teacher's",
+            "recipe's own in its place: minimal where the student's scores are the teacher's",
             "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
             "the reverse divergence on purpose: name its term reverse_kl\n"
             "labels that are not known are used, or known ones are not\n"

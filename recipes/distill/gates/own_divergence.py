@@ -29,7 +29,7 @@ def least_at_teacher(value: Callable[[Tensor], float], theirs: Tensor) -> tuple[
         if (other := value(factor * theirs)) < least - slack:
             fault = f"{factor:g} times the teacher's scores give less than the teacher's own"
             return f"{fault} ({other:.4g}, {least:.4g})", ""
-    return "", f"least at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
+    return "", f"minimal at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
 
 
 def far(values: Tensor, of: Tensor) -> float:

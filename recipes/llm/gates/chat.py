@@ -322,7 +322,9 @@ def prompts(chat: Chat) -> Gate:
             if trained not in ends:
                 forced &= any(_holds(row.tolist(), trained + answer[:-1]) for ids in seen_ids for row in ids)
                 before = chat.tokenizer.decode(trained[-24:])
-                wrong.append(f"in training, sample {i}'s answer follows {before!r}; no evaluation prompt ends so")
+                wrong.append(
+                    f"in training, sample {i}'s answer follows {before!r}; no evaluation prompt ends like this"
+                )
         generated = chat.tokenizer.decode(seen_ids[0][0].tolist())
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} prompts end with the same tokens",

@@ -38,7 +38,7 @@ def detect(context: GateContext, stage: Stage, batch: dict) -> Statements:
     assigned to an object, also the error of its box."""
     model = stage.model
     if not isinstance(model, detectors.Dense):
-        raise Skip("Faster R-CNN draws the anchors that it learns from: no formula for single samples is stated")
+        raise Skip("Faster R-CNN samples its training anchors at random: there is no formula for single samples")
     maps = list(model.features(batch["image"]).values())
     predicted = {k: v.float() for k, v in model.net.head(maps).items()}
     anchors = model.anchors(batch["image"].shape)
@@ -87,7 +87,7 @@ def _draws(stage: Stage, batch: dict, term: str, places: list[Assigned]) -> str:
             fault = "locations without an object change it"
         elif output == "bbox_regression" and mine.any():
             drawn = (up[mine] * (given[mine] - place.boxes)).sum(1) > 0
-            fault = f"{int((~drawn).sum())} of {len(drawn)} boxes are not drawn to their objects" * (
+            fault = f"{int((~drawn).sum())} of {len(drawn)} boxes are not pulled to their objects" * (
                 drawn.float().mean() < MOST
             )
         else:
@@ -107,7 +107,7 @@ def _classes_drawn(logits: Tensor, slope: Tensor, labels: Tensor) -> str:
     if n := int((truth & faint & (slope > least)).sum()):
         return f"{n} locations are pushed away from the class of their object"
     if n := int((~truth & (labels > -2)[:, None] & (slope < -least)).sum()):
-        return f"{n} scores of other classes are drawn up"
+        return f"{n} scores of other classes are pushed up"
     return ""
 
 

@@ -175,7 +175,7 @@ def scored(context: GateContext) -> Finding:
         "ids are shifted in the loss or in the metric\n"
         "predictions are compared with resized masks: enlarge the logits and compare with the stored pixels\n"
         "the metric is a mean of the IoU of pictures or batches: add up the counts first\n"
-        "a number is another than its name says (precision for recall)",
+        "a reported number is not what its name says (precision for recall)",
         batch=batch if wrong else None, evidence={"truth": best, "moved": got, "expected": due.get(name)}, cause=cause,
     )  # fmt: skip
 

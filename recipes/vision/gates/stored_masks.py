@@ -29,7 +29,7 @@ def faults(data: Data) -> Iterator[tuple[str, str]]:
     if fault := turned(pairs):
         yield (
             fault,
-            "pictures and masks were turned apart, by other tools or by one that reads EXIF where the other does not",
+            "pictures and masks were rotated differently, by other tools or by one that reads EXIF where the other does not",
         )
 
 

@@ -146,7 +146,7 @@ def _same_questions(context: GateContext, data: questions.Questions) -> Finding:
     return Finding(
         closed(stage, 10), f"{n} samples, two and two with one question and different answers, after {found['curve'][-2][0]} steps: the loss "
         f"is {found['own']:.3f} nats a token, with each other's picture it changes by {found['gain']:+.3f}",
-        f"with each other's picture the loss is higher by more than {found['needed']:.3f}: less cannot be told from noise",
+        f"with each other's picture the loss is higher by more than {found['needed']:.3f}: a smaller difference cannot be distinguished from noise",
         "the picture does not reach the language model: the projector is frozen or not loaded, or image positions are cut\n"
         "all features of a picture are equal (they are pooled, or the encoder ignores its input)\n"
         "the answer reaches the model without the picture\n"

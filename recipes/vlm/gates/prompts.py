@@ -96,7 +96,7 @@ def prompts(context: GateContext) -> Finding:
         plain = [t for t in text if t not in drop]
         if not any(row[-len(plain) :] == plain for row in ends):
             wrong.append(
-                f"in training, sample {i}'s answer follows {data.tokenizer.decode(plain[-24:], **EXACT)!r}; no evaluation prompt ends so"
+                f"in training, sample {i}'s answer follows {data.tokenizer.decode(plain[-24:], **EXACT)!r}; no evaluation prompt ends like this"
             )
     return Finding(
         not wrong, wrong[0] if wrong else f"{len(due)} prompts end with the same tokens",

@@ -33,9 +33,9 @@ def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, read: 
         ("where it has moved against the advantage", behind),
     ):
         if (pull[some] <= 0).any():
-            return f"{where}, {int((pull[some] <= 0).sum())} of {int(some.sum())} samples are not drawn along their advantage"
+            return f"{where}, {int((pull[some] <= 0).sum())} of {int(some.sum())} samples are not pushed along their advantage"
     if int(near.sum()) < FEW or pull[near].max() > 2 * pull[near].min():
-        return "samples whose policy has hardly moved are not weighed by their advantages"
+        return "samples whose policy has hardly moved are not weighted by their advantages"
     if int(ahead.sum()) >= FEW and (pull[ahead] / moved[ahead].exp()).median() > HELD * pull[near].median():
         return "nothing holds the ratio back where it has moved along the advantage"
     return ""

@@ -21,7 +21,7 @@ DRAWN, DRAWN_16 = (
 FAR = 6.0  # standard deviations between the sampled answers' log-probability and the policy's average
 NEVER = -100.0  # nats: tokens that a top-k or top-p excludes
 TRIED = 24  # questions that a reward is tested on
-INSIDE = "numbers that only contain the right one get as much reward as it"
+INSIDE = "numbers that only contain the right one get as much reward"
 
 
 def gates(s: Subject, base: str) -> list[Gate]:

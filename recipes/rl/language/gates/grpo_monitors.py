@@ -67,7 +67,7 @@ def hacked(held_out: int) -> Monitor:
             "the reward can be hacked: read the answers with the highest reward; a lower --optim.lr, --beta above 0, the best weights "
             "(--run.export best)",
             evidence={"reward": earned, "accuracy": right}
-            | ({"stop": "the reward rises for something else than right answers"} if stop else {}),
+            | ({"stop": "the reward rises for something other than right answers"} if stop else {}),
         )  # fmt: skip
 
     return check
