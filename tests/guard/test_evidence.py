@@ -252,8 +252,8 @@ def test_direction_of_a_text():
     assert read(torch.randint(0, 50, (8, 500), generator=draw)) is None
 
 
-@pytest.mark.parametrize("form", [lambda g: ((g.norm(2, dim=1) - 1) ** 2).mean(), lambda g: g.pow(2).sum(1).mean()])
-def test_penalties_of_each_sample_are_healthy(form):
+def penalised(form) -> Penalties:
+    """What is noted of ten steps of a critic whose loss has a penalty on its gradient (32, 6)."""
     torch.manual_seed(0)
     one, critic = Penalties(), torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     for _ in range(10):
@@ -261,8 +261,19 @@ def test_penalties_of_each_sample_are_healthy(form):
         found = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
         one.gradient(found)
         (10 * form(found[0]) + critic(x).mean()).backward()
+    return one
+
+
+@pytest.mark.parametrize("form", [lambda g: ((g.norm(2, dim=1) - 1) ** 2).mean(), lambda g: g.pow(2).sum(1).mean()])
+def test_penalties_of_each_sample_are_healthy(form):
+    one = penalised(form)
     assert len(one.rows) == 10
     assert penalty(one) is None
+
+
+def test_penalty_along_the_batch():
+    assert "norm(dim=0)" in penalty(penalised(lambda g: ((g.norm(2, dim=0) - 1) ** 2).mean()))[1]
+    assert penalty(penalised(lambda g: (g.pow(2) * torch.arange(1.0, 7.0)).mean())) is None  # an energy with other weights
 
 
 def test_penalty_of_the_whole_batch():

@@ -8,6 +8,13 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.measures.records import on_gradient
 
 LOOKS = 40
+EXACT = 1e-3  # of a derivative that is left, as a part of it
+
+
+def multiple(gradient: Tensor, by: Tensor, axis: int) -> tuple[Tensor, float]:
+    """Return the multiples of G (N, D) along an axis that are nearest to a derivative by it, and what is left, as a part of it."""
+    times = (gradient * by).sum(axis, keepdim=True) / gradient.pow(2).sum(axis, keepdim=True).clamp_min(1e-30)
+    return times, float((by - times * gradient).norm() / by.norm().clamp_min(1e-30))
 
 
 class Penalties:
@@ -16,6 +23,7 @@ class Penalties:
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
         """The loss's derivative by a gradient G, as a multiple of G: mean and spread over the samples; the norm of G."""
+        self.columns: list[float] = []  # the multiple of G's first column that a derivative is, where it is none of G's rows
         self.along_batch: set[int] = set()  # number of rows
         self.squares = 0
 
@@ -27,10 +35,12 @@ class Penalties:
 
                 def derived(by: Tensor, kept: Tensor = kept) -> None:
                     flat, other = to_double(kept.flatten(1)), to_double(by.detach().flatten(1))
-                    size = flat.pow(2).sum(1).clamp_min(1e-30)
-                    times = (flat * other).sum(1) / size
-                    if float((other - times[:, None] * flat).norm()) < 1e-3 * float(other.norm()):
+                    times, rest = multiple(flat, other, 1)
+                    if rest < EXACT:
                         self.rows.append((float(times.mean()), float(times.std()), float(flat.norm())))
+                    elif flat.shape[1] > 1:
+                        times, rest = multiple(flat, other, 0)
+                        self.columns += [float(times[0, 0])] * (rest < EXACT)
 
                 on_gradient(g, derived)
 
@@ -47,6 +57,12 @@ class Penalties:
 def penalty(one: Penalties) -> tuple[str, str] | None:
     """Find a penalty (|G| - 1)^2 whose norm is that of the whole batch: its derivative is a (1 - 1 / |G|) G, with the same
     factor for every sample and another one at every step."""
+    times = torch.tensor(one.columns, dtype=torch.float64)
+    if len(times) >= 6 and not one.rows and float(times.std()) > EXACT * float(times.abs().mean()):  # an energy has constant ones
+        return (
+            "a penalty brings the norm of each column of the gradient to 1, over the samples of the batch",
+            "norm(dim=0) runs over the samples: the gradient of each sample has a norm of its own (dim=1, after flattening)",
+        )
     rows = [r for r in one.rows if abs(1 - 1 / r[2]) > 0.05]  # nearer to 1 there is nothing to measure
     if len(rows) < 6 or any(spread > 1e-3 * abs(mean) for mean, spread, _ in rows):
         return None
