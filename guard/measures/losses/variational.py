@@ -17,6 +17,7 @@ FORMS = {"log-variance": lambda s: (s / 2).exp() / 2, "log-deviation": torch.exp
          "variance": lambda s: s.rsqrt() / 2}  # fmt: skip
 """What the KL term takes the spread for, and the slope of the deviation by it."""
 WIDER = 1.6  # times the deviation
+OUTWEIGHED = 100  # times the weight that a likelihood summed over all entries gives the KL term
 MEDIAN = 0.6745  # of the absolute values of normal noise
 
 
@@ -63,20 +64,30 @@ class Latent:
                 recon = next((i for i in rest if outputs[i].shape != pair[0].shape), None)
                 if found in FORMS and (other := unusual(*through, spread=outputs[spread], form=found)):
                     found = other
-                elif found in FORMS and recon is not None and self._averaged(outputs[recon], total[recon], weight):
+                elif found in FORMS and recon is not None and averaged(outputs[recon], total[recon], weight):
                     found = "averaged"
             if found:
                 self.found.append(found)
                 return
 
-    def _averaged(self, made: Tensor, grad: Tensor, weight: float) -> bool:
-        """Return whether the reconstruction is a mean over samples and entries while the KL term is a sum over both: a
-        binary cross-entropy of probabilities p has the gradient w (p - x) / (p (1 - p)), with x between 0 and 1."""
-        if made.min() < 0 or made.max() > 1 or made.numel() < 1000:
-            return False
-        bound = grad * made * (1 - made) * made.numel() / weight  # p - x, if the weight is that of a mean
-        x = made - bound
-        return bool(((x > -0.01) & (x < 1.01)).float().mean() > 0.99) and float(bound.abs().mean()) > 0.01
+
+def averaged(made: Tensor, grad: Tensor, weight: float) -> bool:
+    """Return whether the reconstruction is a mean over samples and entries, and the KL term's weight many times that of one entry. The data are
+    what the gradient of a mean leads to, from logits, probabilities or values; they are between 0 and 1 only if it is a mean. `weight`: that
+    of the KL term of one sample; the loss may be scaled so that it is 1 for a sample, or for the batch."""
+    n, entries = len(made), made.numel()
+    if entries < 1000 or weight <= 0:
+        return False
+    probable = made.min() >= 0 and made.max() <= 1
+    slopes = [made.sigmoid() - grad * entries, made - grad * entries / 2] + [made - grad * made * (1 - made) * entries] * bool(probable)
+    starts = [made.sigmoid(), made] + [made] * bool(probable)
+    for start, data in zip(starts, slopes, strict=True):
+        for scale in (1.0, weight, weight * n):
+            x = start + (data - start) / scale
+            inside = bool(((x > -0.01) & (x < 1.01)).float().mean() > 0.99)
+            if inside and weight / scale * entries > OUTWEIGHED and float((x - start).abs().mean()) > 0.01:
+                return True
+    return False
 
 
 def makers(i: int, outputs: list[Tensor]) -> set[int]:
@@ -138,8 +149,9 @@ FAULTS = {
         "it is uniform (torch.rand, rand_like) where normal noise is meant (torch.randn, randn_like)",
     ),
     "averaged": (
-        "the reconstruction is a mean over samples and pixels, and the KL term a sum over samples and codes",
-        "reduction='sum' is missing at the reconstruction: the KL term outweighs it and the code becomes empty",
+        "the reconstruction is a mean over samples and pixels, and the KL term a sum over codes",
+        "reduction='sum' is missing at the reconstruction (divided by the batch size where the KL term is): the KL term outweighs it and the "
+        "code becomes empty",
     ),
 }
 
