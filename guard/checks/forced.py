@@ -4,10 +4,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.checks.causality import arguments, gradient
-from trainworthy.guard.hooks.trees import tensors
+from trainworthy.guard.checks.causality import SEEN, Again, arguments, gradient
+from trainworthy.guard.hooks.trees import floats, tensors
 
 # Names of what a decoder is forced with
 ANSWERS = re.compile(r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec")
@@ -50,3 +51,31 @@ def outputs(target: Tensor, count: int) -> Callable[[Any], list[Tensor]]:
         return [y[:, :count] for y in tensors(out) if y.shape == target.shape]
 
     return pick
+
+
+def copied(seen: Any) -> Fault | None:
+    """Find a language model that computes its own loss and gets the same tokens as input and as target: the loss of a place follows the token
+    that it reads there, and those before it do not. Models that shift the target themselves follow earlier tokens alone; an autoencoder's
+    losses follow all of them."""
+    for module, args, kwargs in seen.several.values() if seen.control is not None else ():
+        ids = [(k, x) for k, x in arguments(module, args, kwargs).items() if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2]
+        targets = [x for k, x in ids if ANSWERS.search(k) and k != "labels"]
+        own = next((x for k, x in ids if not ANSWERS.search(k) and any(x is not y and torch.equal(x, y) for y in targets)), None)
+        if own is None or min(own.shape) < 4:
+            continue
+        call = Again(module, args, kwargs, own, lambda out, own=own: next((y for y in floats(out) if y.shape == own.shape), None))
+        if all(_copies(call, axis) for axis in (0, 1)):  # of time and of samples, in either order
+            return (
+                "the model gets the same tokens as input and as target, and the loss of a place follows the token that it reads there",
+                "the target is not shifted by one: the model copies its input (tokens[1:] is the target of tokens[:-1])",
+            )
+    return None
+
+
+def _copies(call: Again, axis: int) -> bool:
+    half, other = call.place.shape[axis] // 2, call.place.clone()
+    other.narrow(axis, half, 1).copy_(call.place.narrow(axis, half, 1).roll(1, 1 - axis))
+    if torch.equal(other, call.place) or (answers := call.answers(other)) is None:
+        return False
+    moved, spread = (answers[1] - answers[0]).abs().float(), float(answers[0].float().std())
+    return float(moved.narrow(axis, half, 1).mean()) > SEEN * spread > float(moved.narrow(axis, 0, half).max())

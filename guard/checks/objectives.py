@@ -132,7 +132,7 @@ def copied(seen: Any) -> Fault | None:
             f"the target is entry {one.column} of the model's own input",
             "the column to predict was left among the inputs, or the window ends one step too late (the target begins with its last value)",
         )
-    if fault := forced.fault(seen):
+    if fault := forced.fault(seen) or forced.copied(seen):
         return fault
     if one.copies < 2 or one.copies < one.pairs or one.copied is None or seen.control is None:
         return None
