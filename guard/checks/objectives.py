@@ -192,6 +192,13 @@ def noise(seen: Any) -> dict:
             f"the target is drawn noise that is not in the model's input (correlation {sum(foreign) / len(foreign):.3f} in {len(foreign)} calls)",
             "the noise is drawn twice: once for the input and once for the loss",
         )
+    apart = [corr for corr, n in one.held if abs(corr) < 4 / n**0.5]
+    if len(apart) >= 6 and len(apart) == len(one.held):
+        return finding(
+            "noise",
+            f"the target holds drawn noise that is not in the model's input (correlation {sum(apart) / len(apart):.3f} in {len(apart)} calls)",
+            "the noise is drawn twice: once for the input and once for the target",
+        )
     if not one.levels and (hidden := one.hidden.check()):
         measured, fault, cause = hidden
         return finding("noise", fault or measured, cause)

@@ -14,6 +14,7 @@ from trainworthy.guard.measures.models.sampling import coefficients
 PAIRS = 24
 WINDOW = 512  # longest target that is read, in steps
 MOST = 16_384  # numbers of one input in which a target is searched for
+HELD = 0.3  # correlation of a target with the noise in it
 COLUMNS, FEW = 256, 4  # most further columns in a flat input with a noisy sample; most columns read one by one
 
 
@@ -31,6 +32,7 @@ class Regression:
         self.strange: list[
             tuple[float, int]
         ] = []  # correlation of drawn noise with an input that does not hold it, entries
+        self.held: list[tuple[float, int]] = []  # correlation of an input with noise that its target holds, entries
         self.draws: deque = deque(maxlen=8)  # the last noise that was drawn
         self.hidden = Hidden()
 
@@ -75,6 +77,15 @@ class Regression:
         found = [x for ref in self.draws if (x := ref()) is not None]
         return any(address_of(x) == address_of(target) and x.shape == target.shape for x in found)
 
+    def _held(self, noisy: Tensor, target: Tensor, given: list[Tensor]) -> None:
+        """Record the correlation of an input with the drawn noise that its target holds (a velocity, a sample's difference from it), of a net that
+        is given a time. Without one a noisy target may be meant (Noise2Noise)."""
+        timed = any(x.numel() == len(target) and len(x.unique()) >= 4 for x in given if x is not noisy)
+        for x in (ref() for ref in self.draws):
+            if timed and x is not None and x.shape == target.shape == noisy.shape and abs(pearson(target, x)) > HELD:
+                self.held.append((pearson(noisy, x), x.numel()))
+                return
+
     def _leak(self, given: list[Tensor], target: Tensor) -> None:
         """Note a target that is one of its own inputs."""
         if target.dim() in (2, 3) and 1 < target.shape[1] <= WINDOW and len(target) >= 16:
@@ -96,6 +107,7 @@ class Regression:
 
     def _noise(self, noisy: Tensor, target: Tensor, given: list[Tensor], batches: Any) -> None:
         """Record how much of the target (drawn noise) and how much of the batch's sample each input holds."""
+        self._held(noisy, target, given)
         drawn = target.float()
         if drawn.numel() < 512 or abs(float(drawn.mean())) > 0.15 or abs(float(drawn.std()) - 1) > 0.15:
             return
