@@ -375,7 +375,7 @@ def dependency(seen: Any) -> dict:
         rows.append(finding("dependency", seen.scrambled, cause))
     if fault := interleaved.fault(seen.first_call):
         rows.append(finding("dependency", *fault))
-    if fault := seen.evidence.masks.fault():
+    if fault := seen.evidence.masks.fault() or seen.evidence.views.fault():
         rows.append(finding("dependency", *fault))
     if seen.control is not None:  # nothing is computed again in a real run
         with torch.random.fork_rng(devices=[]):

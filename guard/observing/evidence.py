@@ -17,7 +17,7 @@ from trainworthy.core.adapters.dropped_rows import DroppedRows
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.hooks.trees import floats
+from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.control.actors import Actors
 from trainworthy.guard.measures.control.advantages import Values
 from trainworthy.guard.measures.control.bootstrapping import Bootstrapped
@@ -27,6 +27,7 @@ from trainworthy.guard.measures.data.packed import Packed
 from trainworthy.guard.measures.data.padded_rows import PaddedRows
 from trainworthy.guard.measures.data.stored_samples import Stored
 from trainworthy.guard.measures.data.unknown_tokens import Lookups
+from trainworthy.guard.measures.data.views import Views
 from trainworthy.guard.measures.losses.broadcasting import Outer
 from trainworthy.guard.measures.losses.class_conditions import Conditions
 from trainworthy.guard.measures.losses.log_scales import LogScales
@@ -127,14 +128,10 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing, self.undefined, self.padded_rows, self.dropped_rows = (
-            Mixing(),
-            Undefined(),
-            PaddedRows(),
-            DroppedRows(),
-        )
+        self.mixing, self.undefined = Mixing(), Undefined()
+        self.padded_rows, self.dropped_rows = PaddedRows(), DroppedRows()
         self.credit, self.values = Credit(), Values()
-        self.latent, self.penalties = Latent(), Penalties()
+        self.latent, self.penalties, self.views = Latent(), Penalties(), Views()
         self.outer, self.shares, self.moved_classes = Outer(), Shares(), MovedClasses()
         self.bootstrapped, self.same_rows, self.actors = Bootstrapped(), SameRows(), Actors()
         self.loss_terms, self.conditions = Terms(), Conditions()
@@ -160,6 +157,7 @@ class Evidence:
         self.places.append({address_of(x): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()})
         self.kept, self.current = [], self.batches[-1]
         self.lookups.entries(self.batches[-1])
+        self.views.batch([*self.batches[-1]])
         self.sources = {at: i for places in self.places for at, i in places.items()}
 
     @harmless
@@ -181,6 +179,7 @@ class Evidence:
         if grad and module.training:
             self.current = used(self.batches, (args, kwargs)) or self.current
             self._terms(module, out)
+            self.views.root(tensors((args, kwargs)))
             self.latent.root(out)
             self.loss_terms.root(out)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
