@@ -205,24 +205,37 @@ def test_the_readme_counts_the_record_s_planted_bugs_and_healthy_variants():
     assert f"Of {healthy} healthy variants {quiet} have been run" in text
 
 
-@pytest.mark.parametrize(
-    ("page", "heading", "row", "of_the_first"),
-    [
-        ("bugs.md", "Bugs by people who had not seen the gates", "in recipes, by the gates", (0, 0)),
-        ("guard-scores.md", "Scripts with planted bugs", "in plain scripts, by `guard`", (17, 23)),
-        ("guard-scores.md", "The same for `trainworthy.check`", "in plain scripts and trainers, by `trainworthy.check`", (0, 0)),
-    ],
-)  # fmt: skip
-def test_the_readme_adds_up_the_first_scores(page: str, heading: str, row: str, of_the_first: tuple[int, int]):
-    """The first set of `guard` was written with its checks, so its score is left out."""
-    section = (ROOT / "docs" / page).read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-    table = section.split("\nTwo more sets")[0]
-    stopped, planted = (
-        sum(map(int, column)) - left_out
-        for column, left_out in zip(
-            zip(*re.findall(r"^\|[^|]*\|[^|]*\| (\d+) of (\d+)", table, re.M), strict=True), of_the_first, strict=True
-        )
+def first_scores(page: str, heading: str, *columns: str) -> tuple[int, int]:
+    """Sum of a table's cells `N of M`. Those in parentheses are left out; the page says why."""
+    section = (ROOT / "docs" / page).read_text().split(f"## {heading}\n")[1]
+    table = re.search(r"^\|.*?(?=\n\n)", section, re.M | re.S)[0].splitlines()
+    titles, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
+    cells = [row[titles.index(column)] for row in rows for column in columns]
+    assert all(re.fullmatch(r"(\d+ of \d+|\(\d+ of \d+\)|not scored|none (planted|counted))?", c) for c in cells), cells
+    scores = [tuple(map(int, c.split(" of "))) for c in cells if re.match(r"\d", c)]
+    hits, cases = map(sum, zip(*scores, strict=True))
+    return hits, cases
+
+
+def test_the_readme_and_the_pages_add_up_the_first_scores():
+    gates = ("bugs.md", "Bugs by people who had not seen the gates")
+    guard = ("guard-scores.md", "Scripts with planted bugs")
+    check = ("guard-scores.md", "The same for `trainworthy.check`")
+    both = ("alarms: scripts", "alarms: variants")
+    stopped = {table: "{} of {}".format(*first_scores(*table, "bugs stopped")) for table in (gates, guard, check)}
+    public = first_scores("guard-scores.md", "Public scripts, unchanged", "false alarms")
+    sets = first_scores(*guard, *both)
+    alarms, scripts = (a + b for a, b in zip(sets, public, strict=True))
+    in_recipes = "{} of {}".format(*first_scores(*gates, "false alarms"))
+    in_check = "{} of {}".format(*first_scores(*check, *both))
+    readme, scores, bugs = (
+        " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/guard-scores.md", "docs/bugs.md")
     )
-    assert f"| {row} | {stopped} of {planted} |" in (ROOT / "README.md").read_text()
-    if page == "guard-scores.md" and "guard" in row:
-        assert f"| {stopped} of {planted} (" in (ROOT / "docs" / page).read_text()
+    share = f"one healthy script in {scripts / alarms:.0f}"
+    holds(readme, f"| in recipes, by the gates | {stopped[gates]} |", f"| in plain scripts, by `guard` | {stopped[guard]} |",
+          f"| in plain scripts and trainers, by `trainworthy.check` | {stopped[check]} |",
+          f"{share} ({alarms} of {scripts}), `check` on {in_check} scripts, the gates on {in_recipes} uses")  # fmt: skip
+    holds(scores, f"| {stopped[guard]} | {sets[0]} of {sets[1]} |", f"| | {public[0]} of {public[1]} |",
+          f"| {stopped[check]} | {in_check} |", f"{share} ({alarms} of {scripts})")  # fmt: skip
+    holds(bugs, f"{stopped[gates]} bugs were stopped, and {in_recipes} healthy cases")
+    holds(" ".join((ROOT / "docs" / "own-scripts.md").read_text().split()), share)
