@@ -130,12 +130,14 @@ def imported(tree: ast.Module, path: Path, homes: list[Path]) -> list[Path]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [home / f"{a.name.replace('.', '/')}.py" for home in homes for a in node.names]
+            bases = [home / a.name.replace(".", "/") for home in homes for a in node.names]
+            found += [path for base in bases for path in (base.with_name(f"{base.name}.py"), base / "__init__.py")]
         elif isinstance(node, ast.ImportFrom):
             for home in homes if not node.level else [path.parents[min(node.level, len(path.parents)) - 1]]:
                 base = home / (node.module or "").replace(".", "/")
                 found += [
-                    base.with_suffix(".py") if node.module else base / "__init__.py",
+                    *([base.with_suffix(".py")] if node.module else []),
+                    base / "__init__.py",
                     *(base / f"{a.name}.py" for a in node.names),
                 ]
     return [p for p in found if "site-packages" not in p.parts]
