@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|sixteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|seventeenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -30,6 +30,8 @@ from tests.helpers import (
     fourth_set_heldout,
     ninth_set,
     ninth_set_heldout,
+    seventeenth_set,
+    seventeenth_set_heldout,
     seventh_set,
     seventh_set_heldout,
     sixteenth_set,
@@ -66,6 +68,7 @@ SETS = {
     "fourteenth": {"open": fourteenth_set, "heldout": fourteenth_set_heldout},
     "fifteenth": {"open": fifteenth_set, "heldout": fifteenth_set_heldout},
     "sixteenth": {"open": sixteenth_set, "heldout": sixteenth_set_heldout},
+    "seventeenth": {"open": seventeenth_set, "heldout": seventeenth_set_heldout},
 }
 
 
