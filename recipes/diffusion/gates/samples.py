@@ -142,6 +142,7 @@ def noise_process(
             levels = aim.timestep, aim.alpha, aim.sigma
             why = (
                 walks.clamped(aim.noisy)
+                or walks.bent(aim.kind, *levels)
                 or opposite(shipped, aim)
                 or (walks.other_timestep(val.process, *levels) if alone else "")
                 or MIXED * bool(stage.expect.batch_dependence)

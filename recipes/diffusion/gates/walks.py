@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
 """(pipeline, a batch of one, the net that knows it, number of steps) -> the pipeline's picture (1, C, H, W) in [-1, 1]."""
+BENT = 0.05  # of the sum of both shares
 CLAMPED = 0.02  # share of entries at a bound; noise alone puts one entry of all there
 AWAY = 0.1  # of the schedule, from which a timestep is another one
 FAR = 0.05  # of the schedule, from which no trained timestep is near
@@ -105,6 +106,17 @@ def other_timestep(process: Any, timestep: Tensor, alpha: Tensor, sigma: Tensor)
     i = int(away.abs().argmax())
     return (f"the net gets another timestep than that of its noise: {far.double().mean():.0%} of the inputs are over {AWAY:.0%} of the schedule "
             f"away, e.g. timestep {float(timestep[i]):.0f} with the noise of {int(own[i])}")  # fmt: skip
+
+
+def bent(kind: str, timestep: Tensor, alpha: Tensor, sigma: Tensor) -> str:
+    """Return that pictures are noised along another path than the target's: noise - picture is the direction of a straight line, on which
+    alpha + sigma is 1. `alpha`, `sigma`: of the inputs, (B,), as measured."""
+    total = (alpha + sigma).double().cpu()
+    i = int((total - 1).abs().argmax())
+    if kind != "flow" or (total - 1).abs().median() < BENT:
+        return ""
+    return (f"pictures are noised along another path than the target's: noise - picture leads along a straight line, on which their shares have "
+            f"the sum 1; at timestep {float(timestep[i]):.0f} they are {float(alpha[i]):.2f} and {float(sigma[i]):.2f}")  # fmt: skip
 
 
 def clamped(noisy: Tensor) -> str:

@@ -91,7 +91,7 @@ def labels(context: GateContext) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
     with the stored masks: none lost, none counted twice, no id shifted. Stored masks must fit their own picture (stored_masks)."""
     (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
-    wrong, measured, batch = [], [], None
+    wrong, measured, batch, void = [], [], None, ""
     for name, data in stage.data.items():
         indices = pick(data, min(SAMPLES, len(data)), seed)
         for path, draws in (("training", seed), ("evaluation", None)):
@@ -119,6 +119,10 @@ def labels(context: GateContext) -> Finding:
                 f"{read.long().tolist()[:8]} pixels of each class are scored, {stored.long().tolist()[:8]} are stored"
             )
             by_one = f": ids are shifted by {best:+d}" if shifted[best] <= 0.02 else ""
+            more = ((read - stored) / stored.sum()).tolist()
+            gained = [k for k, share in enumerate(more) if share > 0.02]
+            if len(gained) == 1 and max(abs(share) for k, share in enumerate(more) if k not in gained) <= 0.02:
+                void = f"void ({IGNORE}, padding) is scored as class {gained[0]}: masks are made binary or renumbered with their void"
             wrong.append(f"{name}: {counts}{by_one}")
     stored = [(f"{name}: {fault}", cause) for name, data in stage.data.items() if name != "test"
               for fault, cause in stored_masks.faults(data)]  # fmt: skip
@@ -128,7 +132,7 @@ def labels(context: GateContext) -> Finding:
         "ids start at 1, or 0 means void: shift them once, where masks are loaded\n"
         "masks are resized by interpolation, which makes new ids: use nearest neighbour\n"
         "the masks have another number of classes than the net, or number instances", batch=batch if wrong else None,
-        cause="\n".join(dict.fromkeys(cause for _, cause in stored)),
+        cause="\n".join(dict.fromkeys(cause for _, cause in stored)) or void,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ CLOSE = 0.1  # largest error of a learnt value, as a share of the largest value
 EXACT = 1e-3  # relative difference up to which targets are those of their definition
 EARNED = 0.4  # return of a policy that takes the best action with probability 0.7
 OTHER_GAMMA = 0.8
+UNDEFINED = "the model's answers are NaN: 0 / 0, as in the scaling of an observation that does not vary (divide by its deviation + epsilon)"
 GAMMA = 0.5  # low enough to tell a discounted reward from an undiscounted one within two steps
 
 
@@ -326,6 +327,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
         return Finding(
             error <= CLOSE and earned >= EARNED, f"{measured} after {run.step} rollouts", f"{needed}, within {most} rollouts", remedy,
             evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": error},
+            cause=UNDEFINED if math.isnan(error) else "",
         )  # fmt: skip
 
     return check
