@@ -8,7 +8,7 @@ from typing import Any
 from trainworthy.core.base.names import more_is_better
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures.rates import restarted, risen, spent, squared, unlikely
+from trainworthy.guard.measures.rates import levelled, restarted, risen, spent, squared, unlikely
 from trainworthy.guard.measures.records import CLOSE
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.source.scheduler_calls import calls_of_step, counts, length_argument, options_of
@@ -21,6 +21,8 @@ def schedule(seen: Observer) -> dict:
     """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
     rates = [g.rates for g in stepped(seen)]
     if fault := next((f for r in rates if (f := unlikely(r))), None) or restarted(seen.passes, rates):
+        return finding("schedule", *fault)
+    if fault := next((f for g in stepped(seen) if (f := levelled(g))), None):
         return finding("schedule", *fault)
     if not seen.schedulers:
         return by_hand(seen)
@@ -91,7 +93,8 @@ def by_hand(seen: Observer) -> dict:
             )
         floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
         falling = rest[rest.index(peak) : floor]
-        if floor < 0.5 * end and rest[-1] < 0.2 * peak and len(set(falling)) > max(3, 0.8 * len(falling)):
+        smooth = len(set(falling)) > max(3, 0.8 * len(falling))
+        if (floor < 0.5 * end and rest[-1] < 0.2 * peak and smooth) or (floor < 0.15 * end and rest[-1] < 0.02 * peak):
             cause = "the schedule counts micro-batches, or its length is that of another run, so most of the training uses the lowest rate"
             return finding(
                 "schedule",

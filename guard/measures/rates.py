@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.records import Pass
+from trainworthy.guard.measures.records import Group, Pass
 
 STEPS = 40
 KINDS = 10  # different factors between neighbouring steps: a rule that adapts the rate has two or three
@@ -51,6 +51,18 @@ def unlikely(rates: list[float]) -> Fault | None:
         f"the rate goes up and down in {len(rates)} steps, from {rates[0]:.3g} to between {min(rates):.3g} and {max(rates):.3g}: each step "
         "multiplies the rate of the step before",
         "a factor of the step (its length) multiplies the rate, and the base rate is not put back after optimizer.step()",
+    )
+
+
+def levelled(group: Group) -> Fault | None:
+    """Return that parameter groups that were built with several rates have one from the first step on: a loop that sets the rate by itself gives
+    all groups the same. A group that was built with a rate of 0 waits for its own."""
+    if not group.levelled or group.levelled < group.steps or 0 in group.built:
+        return None
+    return (
+        f"the optimiser was built with rates of {', '.join(f'{r:.3g}' for r in dict.fromkeys(group.built))} for its groups, and all of them train "
+        f"with {group.rates[0]:.3g}",
+        "the loop writes one rate into every param_group, or OneCycleLR and CyclicLR get one number for all: each group has a rate of its own",
     )
 
 

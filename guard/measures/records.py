@@ -163,6 +163,10 @@ class Group:
     received: set[int] = field(default_factory=set)
     nonfinite: int = 0
     rates: list[float] = field(default_factory=list)
+    built: tuple[float, ...] = ()
+    """Rates of its parameter groups when it was built."""
+    levelled: int = 0
+    """Steps at which all of them had one rate, though they were built with several."""
     moved: dict[int, list[float]] = field(default_factory=dict)
     frozen_moved: set[int] = field(default_factory=set)
     clipped: list[str] = field(default_factory=list)

@@ -176,7 +176,7 @@ class Updates:
         asleep = {id(p) for m in gc.get_objects() if issubclass(type(m), nn.Module)
                   for p in m._parameters.values() if p is not None and not p.requires_grad}  # fmt: skip
         own = {id(p) for p in params if not p.requires_grad}
-        self.groups[id(it)] = Group(weakref.ref(it), own, asleep)
+        self.groups[id(it)] = Group(weakref.ref(it), own, asleep, built=tuple(float(g.get("lr", 0.0)) for g in it.param_groups))
         self.in_use = []
 
     def scaled(self, factor: float) -> None:
@@ -244,8 +244,9 @@ class Updates:
             self.in_use.append(it)
             if self.control is None:  # of a whole run: the checks at its end need them, and folds may build many
                 del self.in_use[:-LAST]
-        rate = max((float(g.get("lr", 0.0)) for g in it.param_groups), default=0.0)
-        group.rates.append(rate)
+        rates = [float(g.get("lr", 0.0)) for g in it.param_groups]
+        group.rates.append(max(rates, default=0.0))
+        group.levelled += len(rates) == len(group.built) and len(set(rates)) == 1 < len(set(group.built))
         for p, where, old in group.before:
             share = float((p.detach().flatten()[where] != old).float().mean()) if len(where) else 1.0
             group.moved.setdefault(id(p), []).append(share)
