@@ -62,7 +62,7 @@ def test_a_target_that_is_a_column_of_the_input():
             x = torch.randn(32, 5)
             target = x[:, 3] if leaks else 2 * x[:, 3] + 1
             one.add(torch.zeros(32, requires_grad=True), target, (None, (x,), {}), [])
-        found = objectives.copied(SimpleNamespace(evidence=SimpleNamespace(regression=one)))
+        found = objectives.copied(SimpleNamespace(evidence=SimpleNamespace(regression=one), control=None))
         assert (found is not None and "entry 3" in found[0]) == leaks
 
 
