@@ -66,6 +66,8 @@ PLANTS = [
         harm="the picture enlarged, its boxes not"),
     bug("det-class-offset-scored", "precision", "V3", SAID, SAID.replace('[:, None], predicted["s', '[:, None] + 1, predicted["s'),
         ("off by one",), source="VIS-07 PaddlePaddle/PaddleDetection PR#1457", harm="mAP 0 for a good net"),
+    bug("det-first-class-for-background", "precision", "V3", 'real = batch["labels"][j] >= 0', 'real = batch["labels"][j] > 0',
+        ("are left out of the truth", "taken for the background"), harm="a mean over nine of ten classes"),
     bug("det-scored-on-canvas", "precision", "V3", OWN, 'own = predicted["boxes"]\n', ("boxes on the canvas as boxes on the picture",),
         harm="right only where nothing is resized"),
     bug("det-scored-as-xywh", "precision", "V3", OWN, OWN.rstrip() + "\n                own[:, 2:] -= own[:, :2]\n",

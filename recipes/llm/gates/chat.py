@@ -16,6 +16,7 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
+from trainworthy.recipes.llm.gates import rendering
 from trainworthy.recipes.llm.gates.rendering import answered, excerpt, mark_scored, quoting, reference, rows, rows_of
 from trainworthy.recipes.llm.models import loading
 
@@ -71,7 +72,7 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
     def check(context: GateContext) -> Finding:
         """Compares the ids that reach the model with the tokenizer's own rendering of the same turns."""
         run, stage = context.look()
-        data, wrong = stage.data["train"], []
+        data, wrong, causes = stage.data["train"], [], set()
         indices = some(data, context.cfg.run.seed)
         batch = fetch(data, indices, context.cfg.run.seed, run.device)
         seen = rows_of(batch)
@@ -83,18 +84,16 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
             if max(ids) >= size:
                 wrong.append(f"{i} has token id {max(ids)}, but the embedding has {size:,} rows")
             if ids != due:
-                at = next(
-                    (k for k, (a, b) in enumerate(zip(ids, due, strict=False)) if a != b), min(len(ids), len(due))
-                )
-                here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
-                wrong.append(f"{i} differs from token {at} on: {here!r}, the template gives {there!r}")
+                causes.add(rendering.why_other(ids, before, answer))
+                wrong.append(f"{i} differs {rendering.difference(chat.tokenizer, ids, due)}")
         example = excerpt(mark_scored(chat.tokenizer, batch)[-1])
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} examples equal the template's rendering, e.g. {example!r}",
             "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
             "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template\n"
             "the template was not applied (plain prompt + completion), or was applied twice\na pair is cut at --data.max-length",
-            evidence={"example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+            cause=causes.pop() if len(causes) == 1 else "", evidence={"example": example},
+            batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
     return check

@@ -87,3 +87,24 @@ def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[t
     """Return (name, prompt, answer) of each row of their batch."""
     named = {k: f" ({k})" if len(answers) > 1 else "" for k in answers}
     return [(name + named[k], sample["prompt"], sample[k]) for k in answers for name, sample in samples.items()]
+
+
+def difference(tokenizer: Any, ids: list[int], due: list[int]) -> str:
+    """Return from which token on the ids of a row are not those of the template, with the text around it."""
+    at = next((k for k, (a, b) in enumerate(zip(ids, due, strict=False)) if a != b), min(len(ids), len(due)))
+    here, there = (tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
+    return f"from token {at} on: {here!r}, the template gives {there!r}"
+
+
+def why_other(ids: list[int], before: list[int], answer: list[int]) -> str:
+    """Return how the ids of a row come from those of its prompt and its answer as the template renders them; "" if that is not clear."""
+    due = before + answer
+    if ids == answer:
+        return "the prompt is left out: the row holds the answer alone"
+    if ids and len(ids) < len(due) and due[-len(ids) :] == ids:
+        return f"the row begins {len(due) - len(ids)} tokens late: it is cut on the left"
+    if due[: len(ids)] == ids:
+        return f"the row ends {len(due) - len(ids)} tokens early: it is cut (--data.max-length), or its last tokens are not added"
+    if len(ids) > len(due) and ids[len(ids) - len(due) :] == due:
+        return "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template"
+    return ""

@@ -81,6 +81,10 @@ def relabelled(by: int, n: int) -> Callable[[dict], dict]:
     return lambda answer: answer | {"labels": (answer["labels"] + by) % n}
 
 
+def without(k: int) -> Callable[[dict], dict]:
+    return lambda answer: answer | {n: answer[n][answer["labels"] != k] for n in ("boxes", "labels", "scores")}
+
+
 def moved(answer: dict) -> dict:
     """Move every box by its width, off its object."""
     by = (answer["boxes"][:, 2:] - answer["boxes"][:, :2]) * torch.tensor([1.0, 0.0])
@@ -113,7 +117,7 @@ def precision(context: GateContext) -> Finding:
     reported as the likely cause."""
     (run, stage), seed = context.look(), context.cfg.run.seed
     val, name, n = stage.data["val"], stage.metric.name, len(stage.data["val"].data.classes)
-    wrong, measured, evidence = [], [], {}
+    wrong, measured, evidence, cause = [], [], {}, ""
     objects = lambda i: len(val.data.labels[val.rows[i]])  # noqa: E731
     real = [i for i in pick(val, min(SAMPLES, len(val)), seed) if objects(i) <= CROWDED]
     other = twin(val, painted(val.data, val.side, PAINTED, min(3, val.most)))
@@ -144,12 +148,18 @@ def precision(context: GateContext) -> Finding:
         fooled = {"boxes moved off their objects": value(moved)}
         fooled |= {"other classes": value(relabelled(1, n))} if n > 1 else {}
         wrong += [f"{k} have {name} {v:.3f} on {what}" for k, v in fooled.items() if v > 0.5]
+        present = sorted({k for i in indices for k in data.data.labels[data.rows[i]].tolist()})
+        for k in {present[0], present[-1]} if len(present) > 1 and not wrong else ():
+            if (left := value(without(k))) > 1 - 0.5 / len(present):
+                kind = f"class {val.data.classes[k]} (id {k})"
+                wrong.append(f"without the boxes of {kind} the ground truth still has {name} {left:.3f} on {what}")
+                cause = f"objects of {kind} are left out of the truth: its id is taken for the background or for padding"
     return Finding(
         not wrong, "; ".join(wrong) or f"{name} of the ground truth: {', '.join(measured)}; of moved boxes and other classes: below 0.5",
         f"{name} 1 for the ground truth on pictures of any size; at most 0.5 for moved boxes and other classes",
         "boxes are scored in pixels of the canvas, or scaled twice: convert to pixels of the picture once\n"
         "class ids start at 0 in one place and at 1 in another\nthe evaluator expects another box format than the predictions have",
-        evidence=evidence,
+        evidence=evidence, cause=cause,
     )  # fmt: skip
 
 
