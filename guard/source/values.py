@@ -119,8 +119,9 @@ def required(function: ast.AST) -> list[str]:
 
 def unused(source: Source) -> Fault | None:
     """Find a statement that calls a function or method for its result alone."""
-    # A call in try or with may be there to see whether it raises
+    # A call in try or with may be there to see whether it raises, and one that a loop repeats as it is to take its time
     tried = {id(n) for _, t in source.of(ast.Try, ast.With) for n in ast.walk(t)}
+    tried |= {id(n) for _, t in source.of(ast.For) for n in t.body if variable(t.target) == "_"}
     lines = {id(n.value) for _, n in source.of(ast.Expr) if id(n) not in tried}
     given = {n.arg for _, n in source.of(ast.arg)}
     for file, call, function, _ in source.calls.reached:
