@@ -233,7 +233,7 @@ class Guard:
             found[-1] = self._answer(watch) or found[-1]
         if scored := watch.record.get("scored"):
             found[-1] = finding("metric", *scored)
-        elif miscounted := denominators.check(facts["counted"], watch.output, facts["output_span"]):
+        elif miscounted := denominators.always(facts["counted"], watch.output):
             found[-1] = finding("metric", *miscounted)
         for one in found:
             self._verdict(one, (time.monotonic() - began) / len(found))

@@ -58,12 +58,21 @@ def copied(seen: Any) -> Fault | None:
     that it reads there, and those before it do not. Models that shift the target themselves follow earlier tokens alone; an autoencoder's
     losses follow all of them."""
     for module, args, kwargs in seen.several.values() if seen.control is not None else ():
-        ids = [(k, x) for k, x in arguments(module, args, kwargs).items() if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2]
+        ids = [
+            (k, x)
+            for k, x in arguments(module, args, kwargs).items()
+            if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2
+        ]
         targets = [x for k, x in ids if ANSWERS.search(k) and k != "labels"]
-        own = next((x for k, x in ids if not ANSWERS.search(k) and any(x is not y and torch.equal(x, y) for y in targets)), None)
+        own = next(
+            (x for k, x in ids if not ANSWERS.search(k) and any(x is not y and torch.equal(x, y) for y in targets)),
+            None,
+        )
         if own is None or min(own.shape) < 4:
             continue
-        call = Again(module, args, kwargs, own, lambda out, own=own: next((y for y in floats(out) if y.shape == own.shape), None))
+        call = Again(
+            module, args, kwargs, own, lambda out, own=own: next((y for y in floats(out) if y.shape == own.shape), None)
+        )
         if all(_copies(call, axis) for axis in (0, 1)):  # of time and of samples, in either order
             return (
                 "the model gets the same tokens as input and as target, and the loss of a place follows the token that it reads there",

@@ -336,7 +336,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
         "output_span": getattr(seen.control, "output_span", []),
-        "counted": denominators.counted(getattr(seen.control, "scored_pass", None)),
+        "counted": [(denominators.counted(p), span) for p, span in getattr(seen.control, "scored", [])],
         "mixed": two_targets(rows),
         "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }

@@ -36,7 +36,8 @@ def direction(seen: Any) -> dict:
     faults, measured = [fault for fault, _ in rows if fault], [text for _, text in rows if text]
     if not faults and not measured:
         return skip(
-            "direction", "no adversary, no attack on inputs, no policy with log-probabilities in gymnasium, no variational code"
+            "direction",
+            "no adversary, no attack on inputs, no policy with log-probabilities in gymnasium, no variational code",
         )
     return joined("direction", faults, "; ".join(measured))
 

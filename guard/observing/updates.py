@@ -176,7 +176,9 @@ class Updates:
         asleep = {id(p) for m in gc.get_objects() if issubclass(type(m), nn.Module)
                   for p in m._parameters.values() if p is not None and not p.requires_grad}  # fmt: skip
         own = {id(p) for p in params if not p.requires_grad}
-        self.groups[id(it)] = Group(weakref.ref(it), own, asleep, built=tuple(float(g.get("lr", 0.0)) for g in it.param_groups))
+        self.groups[id(it)] = Group(
+            weakref.ref(it), own, asleep, built=tuple(float(g.get("lr", 0.0)) for g in it.param_groups)
+        )
         self.in_use = []
 
     def scaled(self, factor: float) -> None:

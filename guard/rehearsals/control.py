@@ -85,7 +85,7 @@ class Control:
         self.unfit = ""  # why the samples of a batch cannot be exchanged
         self.begin: Callable[[], None] = lambda: None  # called at the first backward()
         self.output_span: list[int] = []
-        self.scored_pass: Pass | None = None
+        self.scored: list[tuple[Pass, list[int]]] = []  # the last evaluations, and where what was printed after each is
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
         self.cut_at: int | None = None
         self.optimizers = 0
@@ -224,7 +224,8 @@ class Control:
     def ended(self, one: Pass) -> None:
         """An evaluation's pass has ended: what is printed from here to the next batch is its result."""
         if one.calls and not one.backwards and not one.was_cut:
-            self.output_span, self.scored_pass = [written(), -1], one
+            self.output_span = [written(), -1]
+            self.scored = [*self.scored[-2:], (one, self.output_span)]
             if self.oracle is not None:
                 self.oracle.ended(one, self.output_span)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-
 from trainworthy.guard.checks import forced
 
 
@@ -27,7 +26,7 @@ class Language(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "net, same, found",
+    ("net", "same", "found"),
     [
         ({}, True, True),
         ({}, False, False),

@@ -273,7 +273,9 @@ def test_penalties_of_each_sample_are_healthy(form):
 
 def test_penalty_along_the_batch():
     assert "norm(dim=0)" in penalty(penalised(lambda g: ((g.norm(2, dim=0) - 1) ** 2).mean()))[1]
-    assert penalty(penalised(lambda g: (g.pow(2) * torch.arange(1.0, 7.0)).mean())) is None  # an energy with other weights
+    assert (
+        penalty(penalised(lambda g: (g.pow(2) * torch.arange(1.0, 7.0)).mean())) is None
+    )  # an energy with other weights
 
 
 def test_penalty_of_the_whole_batch():

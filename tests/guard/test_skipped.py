@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-
 from trainworthy.guard.source.skipped import skipped
 
 CONDITIONED = False

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.nn import functional as F
-
 from trainworthy.guard.measures.losses.variational import averaged
 
 N, D = 16, 400
@@ -22,7 +21,7 @@ def summed(made, x):
 
 
 @pytest.mark.parametrize(
-    "form, weight",
+    ("form", "weight"),
     [
         (F.binary_cross_entropy_with_logits, 1.0),  # the KL term is a sum over samples
         (F.binary_cross_entropy_with_logits, 1 / N),  # the mean over samples of a sum over codes
@@ -36,7 +35,7 @@ def test_a_mean_over_entries_is_outweighed(form, weight):
 
 
 @pytest.mark.parametrize(
-    "form, weight",
+    ("form", "weight"),
     [
         (summed, 1.0),
         (lambda made, x: summed(made, x) / N, 1 / N),

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from trainworthy.guard.measures.data.views import Views
 
 

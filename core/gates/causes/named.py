@@ -63,7 +63,9 @@ def explain_range(spec: Field, found: dict[str, Any]) -> str:
         return "values were normalised already (mean near 0): the declared range is that of raw ones"
     if found.get("shape", {}).get("max") == [] and seen < wide / 10:  # one number a sample: a timestep, a level
         if not seen:
-            return f"it is {found['min']:g} in every sample: a constant, or drawn from a seed that is not the sample's own"
+            return (
+                f"it is {found['min']:g} in every sample: a constant, or drawn from a seed that is not the sample's own"
+            )
         if found["min"] >= spec.low and found["max"] <= spec.high:
             return f"it is {found['min']:g} to {found['max']:g}: drawn to the bound of another setting, or clipped"
     return ""

@@ -42,5 +42,8 @@ class Views:
             odd.update((a, b) for a in twice for b in never if leaves[a].shape[1:] == leaves[b].shape[1:])
         for (a, b), times in odd.items():
             if times >= LEAST and times >= len(used) - 1:
-                return f"in {times} of {len(used)} batches models got entry {a} twice, and never entry {b}, which has its shape", CAUSE
+                return (
+                    f"in {times} of {len(used)} batches models got entry {a} twice, and never entry {b}, which has its shape",
+                    CAUSE,
+                )
         return None

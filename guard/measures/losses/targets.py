@@ -34,7 +34,13 @@ def floored(calls: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def describe(
-    name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None, grad_fn: Any = None, body: tuple | None = None
+    name: str,
+    input: Tensor,
+    target: Tensor,
+    kwargs: dict,
+    root: tuple | None,
+    grad_fn: Any = None,
+    body: tuple | None = None,
 ) -> dict[str, Any]:
     """Return facts about one call of a loss function, as plain values. `root`: the last model call; `body`: the last one on what the batch
     has, where heads are called by themselves."""

@@ -79,7 +79,9 @@ def averaged(made: Tensor, grad: Tensor, weight: float) -> bool:
     if entries < 1000 or weight <= 0:
         return False
     probable = made.min() >= 0 and made.max() <= 1
-    slopes = [made.sigmoid() - grad * entries, made - grad * entries / 2] + [made - grad * made * (1 - made) * entries] * bool(probable)
+    slopes = [made.sigmoid() - grad * entries, made - grad * entries / 2] + [
+        made - grad * made * (1 - made) * entries
+    ] * bool(probable)
     starts = [made.sigmoid(), made] + [made] * bool(probable)
     for start, data in zip(starts, slopes, strict=True):
         for scale in (1.0, weight, weight * n):

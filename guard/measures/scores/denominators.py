@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainworthy.guard.measures.records import Pass
@@ -14,9 +14,9 @@ FULL = "every batch counts as a full one, and the last one is smaller: divide by
 ALL = "it is divided by len(dataset), and the loader does not give all samples (drop_last, a sampler)"
 
 
-def counted(one: Pass | None) -> dict[str, int]:
+def counted(one: Pass) -> dict[str, int]:
     """Return what was counted in an evaluation; nothing if some of its batches were not."""
-    if one is None or not one.seen or not one.calls == one.got == len(one.answers):
+    if not one.seen or not one.calls == one.got == len(one.answers):
         return {}
     row = {"right": one.right, "rows": one.seen, "calls": one.calls, "most": max(len(t) for t, _ in one.answers)}
     with contextlib.suppress(TypeError, AttributeError):  # streamed samples have no length
@@ -50,3 +50,9 @@ def check(row: Mapping[str, Any], output: str, span: list[int]) -> tuple[str, st
         ),
         None,
     )
+
+
+def always(evaluations: Sequence[tuple[Mapping[str, Any], list[int]]], output: str) -> tuple[str, str] | None:
+    """Return the same of the last evaluation, if all that were counted have this cause."""
+    found = [check(row, output, span) for row, span in evaluations if row]
+    return found[-1] if len({fault and fault[1] for fault in found}) == 1 else None

@@ -106,5 +106,7 @@ def why_other(ids: list[int], before: list[int], answer: list[int]) -> str:
     if due[: len(ids)] == ids:
         return f"the row ends {len(due) - len(ids)} tokens early: it is cut (--data.max-length), or its last tokens are not added"
     if len(ids) > len(due) and ids[len(ids) - len(due) :] == due:
-        return "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template"
+        return (
+            "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template"
+        )
     return ""

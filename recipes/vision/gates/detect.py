@@ -153,7 +153,9 @@ def precision(context: GateContext) -> Finding:
             if (left := value(without(k))) > 1 - 0.5 / len(present):
                 kind = f"class {val.data.classes[k]} (id {k})"
                 wrong.append(f"without the boxes of {kind} the ground truth still has {name} {left:.3f} on {what}")
-                cause = f"objects of {kind} are left out of the truth: its id is taken for the background or for padding"
+                cause = (
+                    f"objects of {kind} are left out of the truth: its id is taken for the background or for padding"
+                )
     return Finding(
         not wrong, "; ".join(wrong) or f"{name} of the ground truth: {', '.join(measured)}; of moved boxes and other classes: below 0.5",
         f"{name} 1 for the ground truth on pictures of any size; at most 0.5 for moved boxes and other classes",

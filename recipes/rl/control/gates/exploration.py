@@ -47,7 +47,9 @@ def _why_unexplored(context: GateContext, subject: Subject, first: float, last: 
     if greedy and random:
         return "the probability of random actions is inverted, 1 - epsilon: greedy at first, random at the end"
     if greedy and not subject.box and _drawn_from_one(context, subject):
-        return "random actions are drawn from some of the actions only: the upper bound of randint() is exclusive already"
+        return (
+            "random actions are drawn from some of the actions only: the upper bound of randint() is exclusive already"
+        )
     if greedy:
         return "no action is ever random: the untrained net's own action is taken from the start"
     return "the probability of random actions does not fall: its schedule is not advanced"
@@ -55,7 +57,10 @@ def _why_unexplored(context: GateContext, subject: Subject, first: float, last: 
 
 def _drawn_from_one(context: GateContext, subject: Subject) -> bool:
     """Return whether the first actions are all the same one of two, whichever of them the untrained net would take."""
-    taken = [learnt(context, subject, "later", rollouts=1, before=_preferring(k)).other.get(0, torch.tensor([])) for k in (0, 1)]
+    taken = [
+        learnt(context, subject, "later", rollouts=1, before=_preferring(k)).other.get(0, torch.tensor([]))
+        for k in (0, 1)
+    ]
     return all(map(len, taken)) and sorted(other.double().mean().item() > 0.5 for other in taken) == [False, True]
 
 
@@ -63,7 +68,9 @@ def _preferring(action: int) -> Callable[[Stage], None]:
     """Return a function that makes one of two actions the own one of a stage's untrained net."""
 
     def prefer(stage: Stage) -> None:
-        heads = [m for m in stage.model.modules() if isinstance(m, nn.Linear) and m.out_features == 2 and m.bias is not None]
+        heads = [
+            m for m in stage.model.modules() if isinstance(m, nn.Linear) and m.out_features == 2 and m.bias is not None
+        ]
         for head in heads[-1:]:
             with torch.no_grad():
                 head.bias[action] += 1
