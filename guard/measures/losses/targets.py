@@ -76,11 +76,8 @@ def describe(
         if input.dim() == 2 and len(input) == row["classes"] and len(row["distinct"]) == 1:
             row["pairs"] = is_product(grad_fn)
         row["made"] = target.dim() == 1 and made_by_the_loop(flat)
-        ids = tokens_of(*root) if root else None
-        row["masking"], row["other_side"] = masking(ids, flat, flat != ignore), other_side(ids, flat, ignore)
-        row["unmasked"] = unmasked(tokens_of(*body) if ids is None and body else ids, flat, flat != ignore)
-        if kwargs.get("reduction", "mean") != "none" and kwargs.get("weight") is None:
-            row["padded"] = padded(ids, flat, ignore)
+        ids, facts = of_tokens(root, body, flat, ignore, kwargs)
+        row |= facts
         weight = kwargs.get("weight")
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
             row["weight"] = weight.tolist()
@@ -100,6 +97,18 @@ def describe(
     elif name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
         row |= binary(target, kwargs)
     return row
+
+
+def of_tokens(
+    root: tuple | None, body: tuple | None, flat: Tensor, ignore: int, kwargs: dict
+) -> tuple[Tensor | None, dict[str, Any]]:
+    """Return the tokens of the last call, if it has some, and facts about class targets that belong to tokens."""
+    ids, scored = tokens_of(*root) if root else None, flat != ignore
+    facts = {"masking": masking(ids, flat, scored), "other_side": other_side(ids, flat, ignore)}
+    facts["unmasked"] = unmasked(tokens_of(*body) if ids is None and body else ids, flat, scored)
+    if kwargs.get("reduction", "mean") != "none" and kwargs.get("weight") is None:
+        facts["padded"] = padded(ids, flat, ignore)
+    return ids, facts
 
 
 def alone(ids: Tensor, target: Tensor, ignore: int) -> list[int]:
