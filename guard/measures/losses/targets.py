@@ -34,14 +34,8 @@ def floored(calls: list[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def describe(
-    name: str,
-    input: Tensor,
-    target: Tensor,
-    kwargs: dict,
-    root: tuple | None,
-    grad_fn: Any = None,
-    body: tuple | None = None,
-) -> dict[str, Any]:
+    name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None, grad_fn: Any = None, body: tuple | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Return facts about one call of a loss function, as plain values. `root`: the last model call; `body`: the last one on what the batch
     has, where heads are called by themselves."""
     row: dict[str, Any] = {"loss": name, "prob": looks_like_probabilities(name, input)}
