@@ -395,3 +395,12 @@ def test_texts_joined_by_a_separator_are_refused(tmp_path: Path):
         documents.load(str(path), "text", 0.0)
     rows = [{"text": story.format(i) * 4 + "<|endoftext|> ends a text" * (i % 9 == 0)} for i in range(60)]
     documents.load(str(written(tmp_path / "few.jsonl", rows)), "text", 0.0)
+
+
+def test_answers_that_begin_with_their_prompt_are_noted():
+    """A column of whole texts beside one of prompts: the prompt would be trained as a part of every answer."""
+    whole = [{"prompt": f"What is {i} + 1?", "completion": f"What is {i} + 1? It is {i + 1}."} for i in range(9)]
+    plain = [row | {"completion": f"It is {i + 1}."} for i, row in enumerate(whole)]
+    assert "take it off" in pairs.echoed(whole, ("completion",))["echoed"]
+    assert pairs.echoed(plain, ("completion",)) == {}
+    assert pairs.echoed(whole[:4] + plain[4:], ("completion",)) == {}

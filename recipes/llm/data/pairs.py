@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
 
 VALIDATION = files.VALIDATION
 LONG = 12  # letters of an answer that no question ends with by itself
+ECHO = 8  # letters of a prompt, from which an answer that begins with it repeats it
 LEAST = 32  # rows of a test set; of fewer there is none
 COLLECTIONS, LEAST_EACH = 30, 10  # values of `source`, and rows of each on average, that name data sets
 FEW = 5  # rows of a split; of fewer none may be left out
@@ -369,7 +370,14 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
     found["scripts"] = metrics.scripts([r["completion"] for r in rows[:2000]])
     around = f", after {form.lead!r}" * bool(form.lead) + f", then {form.close!r}" * bool(form.close)
     found["scored"] = f"{'every answer' if chat.every_turn else 'the last answer'} up to {form.end!r}{around}"
-    return found
+    return found | echoed(rows, ("completion",))
+
+
+def echoed(rows: list[dict[str, str]], answers: Sequence[str]) -> dict[str, str]:
+    """Return a note if most answers begin with the text of their prompt: a column of whole texts beside one of prompts."""
+    count = sum(len(p := r["prompt"].strip()) > ECHO and all(r[k].strip().startswith(p) for k in answers) for r in rows)
+    note = f"{count:,} of {len(rows):,} rows have answers that begin with the text of their prompt: if these are whole texts, take it off"
+    return {"echoed": note} if count > len(rows) / 2 else {}
 
 
 @lru_cache(4)

@@ -180,7 +180,7 @@ def described(rows: list[dict[str, str]], chat: pairs.Chat, sizes: list[int], li
     found["scripts"] = metrics.scripts([r["chosen"] for r in rows[:2000]])
     if repeated := len(rows) - len({tuple(texts.normal(r[k]) for k in COLUMNS) for r in rows}):
         found["repeated"] = f"{repeated:,} of {len(rows):,} rows have the words of an earlier one"
-    return found | {"scored": f"both answers up to {chat.form.end!r}"}
+    return found | {"scored": f"both answers up to {chat.form.end!r}"} | pairs.echoed(rows, ("chosen", "rejected"))
 
 
 def shared_words(rows: list[dict[str, str]]) -> Tensor:
