@@ -246,7 +246,7 @@ class Expect:
     """Reason why a sample may occur twice in an epoch or the order may repeat (sampling with replacement, a curriculum,
     rollouts). Leave empty if an epoch holds every sample once, in a new order."""
     unused_fields: tuple[str, ...] = ()
-    """Declared inputs and targets that this stage reads neither in its loss nor in its evaluation (a later stage does)."""
+    """Entries of the batch that make no difference in this stage: a later stage reads them, or a setting switches off what does."""
     small_terms: tuple[str, ...] = ()
     """Loss terms that may contribute almost nothing to the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""

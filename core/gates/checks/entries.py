@@ -64,8 +64,9 @@ def entries(context: GateContext) -> Finding:
     if not math.isfinite(before) or abs(loss.of(batch) - before) > _limit(run) * abs(before):
         raise Skip("the loss of one batch differs from call to call in eval mode (see evaluation)")
     changes = loss.changes(batch, before)
-    silent = {p for p, change in changes.items() if change <= _limit(run)}
-    unused = {*_read_by_evaluation(run, stage), *stage.expect.unused_fields} if silent else set()
+    named = stage.expect.unused_fields
+    silent = {p for p, change in changes.items() if change <= _limit(run) and not {p[0], ".".join(p)} & {*named}}
+    unused = {*_read_by_evaluation(run, stage), *named} if silent else set()
     wrong = _faults(silent, changes, batch, roles, loss.read, unused)
     data = stage.data.get("train")
     if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:

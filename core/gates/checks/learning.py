@@ -86,7 +86,7 @@ def _train_on_eight(
     found["needed_loss"], found["enough"] = (floor + share * abs(untrained - floor) for share in NEAR)
     started, before = time.monotonic(), entries(stage)
     context.train(context.cfg, run, stage)
-    found.update(batch=batch, seconds=time.monotonic() - started)
+    found.update(batch=batch, seconds=time.monotonic() - started, trained=run.rehearsal.losses[-1:])
     found["step_size"] = explain_step_size(before, entries(stage), found.get("steps", 0))
     return run, stage, found
 
@@ -171,8 +171,10 @@ def overfit(context: GateContext) -> Finding:
     used = stage.gate_evaluator.metric
     reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
     fell = found["loss"] < LEFT * found["initial"]
+    # Running statistics of eight samples, and unbiased variances, are not those that batch norm trains with
+    by_batch = bool(layers(stage.model)) and bool(found["trained"]) and found["trained"][0] <= found["enough"]
     closed = found["loss"] <= found["enough"] or (
-        reached and fell and (not stage.expect.floor_known or has_no_floor(found))
+        reached and fell and (not stage.expect.floor_known or has_no_floor(found) or by_batch)
     )
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
     lags = "the average that is evaluated is not updated, or lags too far behind the weights\n"
