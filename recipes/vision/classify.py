@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.shared import digits, further_digits, reported
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
-from trainworthy.recipes.vision.gates import objective
+from trainworthy.recipes.vision.gates import objective, smoothing
 from trainworthy.recipes.vision.gates import pictures as gates
 from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
 
@@ -297,7 +297,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model_card=exporting.card("classify", cfg),
         confusion=confusion,
         exported=exporting.of_classes(run),
-        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY, reported.reported()],
+        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY, smoothing.check, reported.reported()],
         monitors=[gates.forgotten_class(balanced.uneven)],
     )  # fmt: skip
 

@@ -120,5 +120,11 @@ VARIANTS = [
 '''), naive="core's update is not called"),
     Healthy("low-contrast", hunk=(IMAGE, "image = 0.25 + 0.5 * self.images[index].float() / 255\n"),
             naive="half of the declared range is not used"),
+    Healthy("ok-smoothing-in-training", hunk=(LOSS, LOSS.replace("cfg.label_smoothing", "cfg.label_smoothing * model.training")),
+            naive="the loss in eval mode has no smoothing"),
+    Healthy("ok-smoothing-other-classes",
+            hunk=(LOSS, "-(F.one_hot(batch['label'], n).mul(1 - cfg.label_smoothing).add("
+                  "(1 - F.one_hot(batch['label'], n)) * cfg.label_smoothing / (n - 1)) * logits.log_softmax(1)).sum()"),
+            naive="smoothing 0.1 over the nine other classes equals 0.111 over all ten"),
 ]  # fmt: skip
 SAMPLED = ("dropout", "own-right-loop")

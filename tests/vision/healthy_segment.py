@@ -25,5 +25,7 @@ VARIANTS = [
     healthy("ok-seg-batch-norm", "--norm", "batch", naive="samples of a batch mix"),
     healthy("ok-seg-colours", hunk=(FLIP, FLIP[:-1] + ", v2.ColorJitter(0.4, 0.4)]"),
             naive="the picture changes and its mask does not"),
+    healthy("ok-seg-quarter-turns", hunk=(FLIP, FLIP[:-1] + ", v2.RandomApply([v2.RandomRotation((90, 90))])]"),
+            naive="half of the masks have rows and columns exchanged"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all

@@ -361,6 +361,13 @@ RESUME = [
           before=("schedule",), why="the stage's optimiser never steps"),
 ]  # fmt: skip
 
+SMOOTHING = [
+    Plant("smoothing-left-out", "smoothing", "C16", LOSS, LOSS.replace("label_smoothing=cfg.label_smoothing, ", ""),
+          ("label smoothing 0,", "--label-smoothing"), harm="the setting has no effect: a sweep over it compares equal runs"),
+    Plant("smoothing-of-a-constant", "smoothing", "C16", LOSS, LOSS.replace("cfg.label_smoothing", "0.1"),
+          ("label smoothing 0.1,", "--label-smoothing 0.2"), argv=("--label-smoothing", "0.2"),
+          harm="the setting has no effect; at its default nothing is seen"),
+]  # fmt: skip
 PLANTS = [
     *SCHEMA,
     *DATA,
@@ -373,10 +380,12 @@ PLANTS = [
     *EVALUATION,
     *ACCUMULATION,
     *RESUME,
+    *SMOOTHING,
 ]
 
 # Close relatives of other plants: `make verify` runs them, `make test` (a few minutes) does not.
 RELATIVES = [
+    "smoothing-of-a-constant",
     "first-micro-batch-only",
     "functional-dropout",
     "evaluates-in-train-mode",

@@ -90,5 +90,7 @@ PLANTS = [
         source="VIS-03 kornia/kornia PR#1630", harm="invented ids along every outline"),
     bug("seg-normalised-twice", "scale", "V1", NORMALISE, "x = ((images - self.mean) / self.std - self.mean) / self.std",
         ("normalised twice",), harm="hidden by GroupNorm here; ruins pretrained weights"),
+    bug("seg-mask-transposed", "formula", "V5", CE, CE.replace("mask,", "mask.mT,"), ("pixels", "own class"),
+        harm="rows and columns of the masks are exchanged in the cross-entropy alone; windows are square, so nothing fails"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id not in ("seg-void-scored", "seg-mirrored-apart")]
