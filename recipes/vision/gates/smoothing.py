@@ -23,7 +23,7 @@ READABLE = 0.05  # nats: how much a whole unit of smoothing must change a sample
 
 @gate(
     "smoothing", rows="C16", title="targets are smoothed by --label-smoothing", reads="data model loss train",
-    explains=True, compares_loss=True,
+    explains=True,
 )  # fmt: skip
 def check(context: GateContext) -> Finding:
     """Read the smoothing from the loss of single samples, which is linear in it: (1 - e) times the cross-entropy with the own class, plus
