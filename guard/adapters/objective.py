@@ -114,12 +114,9 @@ def _weights(loss: Callable, batches: list[tuple[Any, Tensor]], classes: int, de
     system = torch.stack(rows)[:, seen]
     _, sizes, directions = torch.linalg.svd(system)
     solution = directions[-1]
-    if (
-        len(seen) < 2
-        or sizes[-1] > EXACT * sizes[0]
-        or solution.abs().min() < 1e-9
-        or not (solution / solution[0] > 0).all()
-    ):
+    if len(seen) < 2 or sizes[-1] > EXACT * sizes[0]:
+        return {}
+    if solution.abs().min() < 1e-9 or not (solution / solution[0] > 0).all():
         return {}
     ratios = (solution / solution[0]).tolist()
     return {} if max(ratios) < min(ratios) * (1 + 10 * EXACT) else dict(zip(seen, ratios, strict=True))

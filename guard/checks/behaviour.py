@@ -21,7 +21,7 @@ from trainworthy.guard.measures.data.scales import (
     pooled,
 )
 from trainworthy.guard.measures.models.averages import share_left
-from trainworthy.guard.measures.records import DROPS, NORMS
+from trainworthy.guard.measures.records import DROPS, NORMS, Call
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 
@@ -77,9 +77,6 @@ def frozen(seen: Observer) -> dict:
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
-Call = tuple[
-    int, bool, int, int
-]  # of a model: its number, train mode, active dropouts, batch norms with batch statistics
 ENOUGH = 12  # gaps between steps with a call of a teacher
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 

@@ -317,12 +317,7 @@ def agreement(own: dict, output: str) -> dict:
 
 def against(own: dict, output: str) -> dict | None:
     """Find a ranking score that is far below chance on samples whose loss has closed; None where nothing is known."""
-    if (
-        (own.get("fit") or {}).get("own")
-        or not own.get("closed")
-        or not own.get("one_source")
-        or not own.get("output_span")
-    ):
+    if (own.get("fit") or {}).get("own") or not all(own.get(k) for k in ("closed", "one_source", "output_span")):
         return None
     auc = scores(printed_between(output, own["output_span"])).get("auc")
     if auc is None:

@@ -110,9 +110,8 @@ def shared(source: Source) -> Fault | None:
         sizes: dict[str, list[ast.expr]] = {}
         for _, name, value in pairs:
             sizes.setdefault(name, []).append(value)
-        made: list[
-            tuple[str, ast.Subscript, int, ast.Slice, int]
-        ] = []  # name, value, axis and bounds of the slice, line
+        made: list[tuple[str, ast.Subscript, int, ast.Slice, int]] = []
+        """Name, value, axis and bounds of the slice, line."""
         for line, name, value in pairs:
             value, axis, cut = sliced(value, episodic=bool(role_of(name)))
             if cut is None or not (split_of(name) or role_of(name)):
@@ -259,9 +258,8 @@ def all_rows(source: Source) -> Fault | None:
     training, read = [], False
     for file, scope in source.scopes:
         nodes = list(inside(scope))
-        counted = {
-            id(n) for c in calls(nodes, "print", "info", "sum", "format") for n in ast.walk(c)
-        }  # how many rows there are
+        # How many rows there are
+        counted = {id(n) for c in calls(nodes, "print", "info", "sum", "format") for n in ast.walk(c)}
         names = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in counted)
         own = {tail(n) for n in names if isinstance(n.ctx, ast.Load)}
         if any(methods(nodes, "backward")):

@@ -205,11 +205,7 @@ def _matches(call: _Call, targets: dict[str, Tensor]) -> list[Match]:
     found = []
     for place, given in call.tensors.items():
         for name, target in targets.items():
-            if (
-                given.is_floating_point() != target.is_floating_point()
-                or given.dtype == torch.bool
-                or target.dtype == torch.bool
-            ):
+            if torch.bool in (given.dtype, target.dtype) or given.is_floating_point() != target.is_floating_point():
                 continue
             for goal, source, channel in _channels(target, given):
                 columns = next(

@@ -45,9 +45,8 @@ class Credit:
         self.scored: dict[tuple[int, int, int], float] = {}  # the action whose log-probability was taken there
         self.weights: dict[tuple[int, int], Tensor] = {}
         """By the number of recorded steps and the address of the observations: the weights of a batch's actions."""
-        self.values: dict[
-            tuple[int, int], tuple[Tensor, Tensor]
-        ] = {}  # likewise: a critic's values, and their gradient
+        self.values: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """Likewise: a critic's values, and their gradient."""
         self.guesses: dict[tuple[int, int, int], float] = {}  # a critic's value of each step that was looked at alone
         self.inputs: set[bytes] = set()  # rows that models with gradients got
         self.calls: list[int] = []  # recorded steps at each such call

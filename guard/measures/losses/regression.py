@@ -29,9 +29,8 @@ class Regression:
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
         self.conditions: dict[int, list[Tensor]] = {}  # further inputs with one number per sample (time)
         self.noisy = 0
-        self.strange: list[
-            tuple[float, int]
-        ] = []  # correlation of drawn noise with an input that does not hold it, entries
+        self.strange: list[tuple[float, int]] = []
+        """Correlation of drawn noise with an input that does not hold it, entries."""
         self.held: list[tuple[float, int]] = []  # correlation of an input with noise that its target holds, entries
         self.draws: deque = deque(maxlen=8)  # the last noise that was drawn
         self.hidden = Hidden()

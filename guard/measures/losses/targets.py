@@ -229,14 +229,14 @@ def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | No
     except (TypeError, ValueError):
         given = dict(enumerate(args)) | kwargs
     for name, value in [*given.items(), *given.get("kwargs", {}).items()]:
-        if (
-            isinstance(value, Tensor)
-            and value.dtype == torch.int64
-            and value.dim() == 2
-            and str(name).lower() not in GOALS
-        ):
+        if is_tokens(value) and str(name).lower() not in GOALS:
             return value
     return None
+
+
+def is_tokens(x: Any) -> bool:
+    """Return whether a model's argument has the type and the shape of token ids (B, T)."""
+    return isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2
 
 
 def decoder_tokens(
@@ -245,13 +245,7 @@ def decoder_tokens(
     """Return what a decoder of a model with several inputs of tokens reads: those whose next ones are the targets, or these themselves."""
     first = tokens_of(module, args, kwargs)
     for x in (*args, *kwargs.values()):
-        if (
-            isinstance(x, Tensor)
-            and x is not first
-            and x.dtype == torch.int64
-            and x.dim() == 2
-            and x.numel() == flat.numel()
-        ):
+        if is_tokens(x) and x is not first and x.numel() == flat.numel():
             y = flat.view(x.shape)
             if min(x.shape) > 1 and (fits(x, y, shift, ignore) or fits(x.t(), y.t(), shift, ignore)):
                 return x

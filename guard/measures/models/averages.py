@@ -36,9 +36,8 @@ class Trail:
         # A few weights of the averages: the best of them may be loaded at the end
         self.averaged: set[tuple[float, ...]] = set()
         self.found: list[Average] = []
-        self.stale: dict[
-            str, int
-        ] = {}  # kind of an average whose batch norms have no statistics -> step of its last evaluation
+        self.stale: dict[str, int] = {}
+        """Kind of an average whose batch norms have no statistics -> step of its last evaluation."""
 
     def step(self, parameters: list[Tensor]) -> None:
         """Note weights after a step."""

@@ -135,13 +135,9 @@ class Sampling:
         signs = self.paired if kind in (FORWARDS, BACKWARDS) and self.guided else self.signs
         (sign, most) = (signs.most_common(1) or [(0, 0)])[0]
         due = {SAMPLE: 1, NOISE: -1, FORWARDS: 1, BACKWARDS: -1}.get(kind)
-        if (
-            due in (None, sign)
-            or not sign
-            or (self.guided and signs is self.signs)
-            or count < 8
-            or count < 0.95 * sum(self.targets.values())
-        ):
+        if due in (None, sign) or not sign or (self.guided and signs is self.signs):
+            return None
+        if count < 8 or count < 0.95 * sum(self.targets.values()):
             return None
         if most < SIGNED or most < MOSTLY * sum(signs.values()):
             return None
