@@ -84,11 +84,8 @@ class Stats:
 
 def spread(sizes: Counter) -> dict[str, int]:
     rows = sorted(sizes.elements())
-    last = len(rows) - 1
-    return {
-        name: rows[round(q * last)]
-        for name, q in (("min", 0), ("5%", 0.05), ("median", 0.5), ("95%", 0.95), ("max", 1))
-    }
+    shares = {"min": 0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1}
+    return {name: rows[round(q * (len(rows) - 1))] for name, q in shares.items()}
 
 
 def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:

@@ -91,11 +91,8 @@ def gates_in_words(found: dict[str, Any]) -> str:
     for seed, gates in found["gates"].items():
         counts = Counter(gates.values())
         words = [f"{counts['pass']} of {len(gates)} gates passed, {counts['skip']} skipped"]
-        words += [
-            f"{kind}: {', '.join(g for g, v in gates.items() if v == kind)}"
-            for kind in counts
-            if kind not in ("pass", "skip")
-        ]
+        others = [kind for kind in counts if kind not in ("pass", "skip")]
+        words += [f"{kind}: {', '.join(g for g, v in gates.items() if v == kind)}" for kind in others]
         alike.setdefault("; ".join(words), []).append(seed)
     return " · ".join(f"{'seeds' if len(n) > 1 else 'seed'} {', '.join(n)}: {words}" for words, n in alike.items())
 

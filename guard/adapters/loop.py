@@ -200,10 +200,8 @@ class LoopGuard(Guard):
             self._verdict(skip(id, "a Loop is one epoch; `trainworthy guard` follows a whole script"))
 
     def _verdict(self, found: dict, seconds: float = 0.0) -> None:
-        reason = next(
-            (getattr(self.expect, f) for f, id in PASSED.items() if id == found["id"] and getattr(self.expect, f)), ""
-        )
-        if reason:
+        reasons = [getattr(self.expect, name) for name, id in PASSED.items() if id == found["id"]]
+        if reason := next(filter(None, reasons), ""):
             found = skip(found["id"], f"by design: {reason}")
         elif "--batches" in found.get("skip", ""):
             found = {**found, "skip": "the Loop has no batches= to change"}
@@ -302,10 +300,8 @@ class LoopGuard(Guard):
             for one in seen.passes:
                 one.order = []
         stepped = {id(g.ref()) for g in invariants.stepped(seen)}
-        idle = [
-            name or "the optimiser" for name, o in named(loop.optimizers, Optimizer, "").items() if id(o) not in stepped
-        ]
-        record["notes"] += [f"no step was made by {name} within this rehearsal" for name in idle]
+        idle = [name for name, o in named(loop.optimizers, Optimizer, "").items() if id(o) not in stepped]
+        record["notes"] += [f"no step was made by {name or 'the optimiser'} within this rehearsal" for name in idle]
 
     def _intervene(self, watch: Outcome) -> None:
         """The same eight samples, and these with each other's inputs."""
@@ -313,15 +309,14 @@ class LoopGuard(Guard):
         goal, set_steps = self.expect.overfit_metric, self.expect.overfit_steps
         why = interventions.unsuitable(facts)
         most = MOST if set_steps == Expect().overfit_steps else set_steps
+        entries = {"most": most, "target": facts.get("target"), "inputs": facts.get("inputs")}
         eight = others = Outcome()
         if not why or (goal is not None and facts["loader"]):
-            plan = self._plan("eight", most=most, target=facts["target"], inputs=facts["inputs"])
+            plan = self._plan("eight", **entries)
             plan.steps = most if goal is not None else min(plan.steps, most)
             eight = self._rehearse(plan)
         if not why:
-            others = self._rehearse(
-                self._plan("others", most=most, target=facts["target"], inputs=facts["inputs"], evaluate=False)
-            )
+            others = self._rehearse(self._plan("others", evaluate=False, **entries))
         found = interventions.check(watch.record, eight.record, others.record)
         if goal is not None:
             found[-1] = self._goal(eight.record, float(goal))  # type: ignore[arg-type]  # a Loop takes a number

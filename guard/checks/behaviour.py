@@ -1,5 +1,6 @@
 """Checks of what changes over time: freezing, modes, the evaluated model, saved weights."""
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -38,22 +39,14 @@ def frozen(seen: Observer) -> dict:
                 )
                 causes.append("a module has no such attribute: module.requires_grad_(False)")
         for name, p in named_parameters_of(m):
-            odd = [
-                k
-                for k in vars(p)
-                if k.replace("_", "") in ("requiregrad", "requiresgrad", "requiresgradient", "requiregradient")
-            ]
+            odd = [k for k in vars(p) if re.fullmatch("requires?grad(ient)?", k.replace("_", ""))]
             if odd:
                 wrong.append(f"{name} has an attribute {odd[0]}, which freezes nothing")
                 causes.append("p.requires_grad = False, or p.requires_grad_(False)")
                 break
     groups = stepped(seen)
-    thawed = [
-        called.get(id(p), "?")
-        for g in groups
-        for p in g.parameters
-        if id(p) in g.frozen and id(p) in g.received and moved_now(seen, p)
-    ]
+    thawed = [p for g in groups for p in g.parameters if id(p) in g.frozen and id(p) in g.received]
+    thawed = [called.get(id(p), "?") for p in thawed if moved_now(seen, p)]
     if thawed:
         wrong.append(
             f"{len(thawed)} tensors were frozen when the optimiser was built, and train: {list_names(thawed, 3)}"
@@ -118,14 +111,11 @@ def modes(seen: Observer) -> dict:
         normed = mostly(calls, lambda c: bool(c[3]))
         if dropped:
             in_train = sum(c[1] for c in dropped)
-            wrong.append(
-                f"dropout is active in the evaluation ({name}), model in {'train' if in_train else 'eval'} mode"
-            )
-            causes.append(
-                "model.eval() is missing before the evaluation"
-                if in_train
-                else "F.dropout without training=self.training, or attention's dropout_p without it"
-            )
+            mode, cause = "eval", "F.dropout without training=self.training, or attention's dropout_p without it"
+            if in_train:
+                mode, cause = "train", "model.eval() is missing before the evaluation"
+            wrong.append(f"dropout is active in the evaluation ({name}), model in {mode} mode")
+            causes.append(cause)
         elif normed:
             wrong.append(f"batch norm uses and updates batch statistics in the evaluation ({name})")
             causes.append("model.eval() is missing before the evaluation")

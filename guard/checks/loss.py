@@ -234,12 +234,10 @@ def renamed(seen: Observer) -> Fault | None:
     """Find an evaluation whose classes are numbered otherwise than in training: another numbering, found on one half of its
     samples, is right on the other half far more often, about as often as training is."""
     one = next((p for p in reversed(seen.passes) if p.answers and not p.backwards and p.started >= 8), None)
-    rows = (
-        []
-        if one is None
-        else [r for r in seen.calls if r.get("scored") and one.started - 10 <= r["step"] < one.started]
-    )
-    if one is None or len(rows) < SETTLED:
+    if one is None:
+        return None
+    rows = [r for r in seen.calls if r.get("scored") and one.started - 10 <= r["step"] < one.started]
+    if len(rows) < SETTLED:
         return None
     truth, answer = (torch.cat(x) for x in zip(*one.answers, strict=True))
     trained = sum(r["right"] for r in rows) / sum(r["scored"] for r in rows)

@@ -53,11 +53,8 @@ def _silent(run: Run, stage: Stage, val: Data, some: list[int], key: str) -> lis
 
     plain = measured(None)
     labels = [int(val.peek(i, key)) for i in some]
-    return [
-        i
-        for at, (i, label) in enumerate(zip(some, labels, strict=True))
-        if not _matters(plain, measured, key, at, label, n)
-    ]
+    places = enumerate(zip(some, labels, strict=True))
+    return [i for at, (i, label) in places if not _matters(plain, measured, key, at, label, n)]
 
 
 def _matters(plain: dict[str, float], measured: Callable, key: str, position: int, label: int, n: int) -> bool:

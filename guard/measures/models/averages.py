@@ -81,11 +81,8 @@ class Trail:
 
 def without_statistics(module: nn.Module) -> bool:
     """Return whether all batch norms that use their statistics have those with which they were built: mean 0, variance 1."""
-    norms = [
-        m
-        for m in module.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None and not m.training
-    ]
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.training]
+    norms = [m for m in norms if m.running_mean is not None]
     return bool(norms) and all(not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms)
 
 

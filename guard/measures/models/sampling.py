@@ -25,10 +25,8 @@ FEWEST = 256
 STEPS, CLEAR = 96, 3.0  # steps of sampling that are read; standard errors from which a weight has a sign
 SIGNED, MOSTLY = 6, 0.9  # fewest steps with a sign, and the share of them that must agree
 SAMPLE, NOISE = "the sample", "the noise that was added"
-FORWARDS, BACKWARDS = (
-    "the velocity from noise to sample",
-    "the velocity from sample to noise",
-)  # of a straight path (flow matching)
+FORWARDS, BACKWARDS = "the velocity from noise to sample", "the velocity from sample to noise"
+"""Of a straight path (flow matching)."""
 BEYOND = 0.5  # share of the sampling loop's times that lie outside of training's, by more than its range
 LARGEST = 200_000  # numbers of a batch of samples that are compared
 

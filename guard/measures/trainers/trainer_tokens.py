@@ -91,11 +91,8 @@ def merged(trainer: Any) -> tuple[str, str] | None:
     if not some or not all(isinstance(row["prompt"], str) for row in some):
         return None
     alone = [tokenize(text=row["prompt"])["input_ids"] for row in some]
-    pairs = [
-        (own, list(row["input_ids"]))
-        for own, row in zip(alone, some, strict=True)
-        if 1 < len(own) <= len(row["input_ids"])
-    ]
+    pairs = [(own, list(row["input_ids"])) for own, row in zip(alone, some, strict=True)]
+    pairs = [(own, ids) for own, ids in pairs if 1 < len(own) <= len(ids)]
     merged = sum(ids[: len(own) - 1] == own[:-1] and ids[len(own) - 1] != own[-1] for own, ids in pairs)
     if merged <= MOST_MERGED * len(some):
         return None
