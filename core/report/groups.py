@@ -158,9 +158,8 @@ def card(found: dict[str, Any]) -> str:
     ends = [f"- seed {s}: {plain(words)}" for s, words in found["ends"].items()]
     if not found["values"]:
         head = f"# {plain(title(found))}: no score"
-        return page(
-            [head, "", f"None of {len(found['seeds'])} seeds has a score. How each ended:", "", *ends, "", *gates]
-        )
+        none = f"None of {len(found['seeds'])} seeds has a score. How each ended:"
+        return page([head, "", none, "", *ends, "", *gates])
     name = plain(found["metric"])
     lines = [
         f"# {plain(title(found))}: {plain(found['question'])}",

@@ -333,9 +333,8 @@ class LoopGuard(Guard):
                                    "eval_batches is not set, or its batches have another structure")  # fmt: skip
         got = eight["scores"][-1]
         ok = got >= goal if self.higher else got <= goal
-        words = (
-            f"evaluate() gives {got:.4g} on eight samples after {eight['steps'] or eight['backwards']} steps on them, "
-        )
+        steps = eight["steps"] or eight["backwards"]
+        words = f"evaluate() gives {got:.4g} on eight samples after {steps} steps on them, "
         cause = ("evaluate() prepares or counts samples differently from training (transform, mode, axis, another model)\n"
                  "the rate is too low, or expect.overfit_steps too few")  # fmt: skip
         return finding("metric", f"{words}{'at least' if self.higher else 'at most'} {goal:g} is declared",

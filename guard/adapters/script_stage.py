@@ -268,10 +268,9 @@ def self_supervised(script: Script) -> bool:
 
         def loss(rows: list) -> float:
             script.model.eval()
+            batch = to_device(data.entries(data.own_collate(rows)), device)
             with torch.no_grad():
-                return float(
-                    script.loss(script.model, data.batch(to_device(data.entries(data.own_collate(rows)), device)))
-                )
+                return float(script.loss(script.model, data.batch(batch)))
 
         def score(rows: list) -> float:
             return float(script.metric(script.model, DataLoader(rows, 64, collate_fn=data.own_collate)))  # type: ignore[arg-type]

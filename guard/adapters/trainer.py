@@ -36,9 +36,8 @@ class Rows(Data):
         self._fixed = fixed
         named = hasattr(rows, "column_names")  # of `datasets`; other sets lose unused columns in the collator
         self.rows = trainer._remove_unused_columns(rows, "checked") if named else rows
-        self._collate = (
-            trainer.data_collator if named else trainer._get_collator_with_removed_columns(trainer.data_collator)
-        )
+        own = trainer.data_collator
+        self._collate = own if named else trainer._get_collator_with_removed_columns(own)
         self._lists = {k for k, v in self.rows[0].items() if isinstance(v, list)}
         self.fields = {k: Field("target" if "label" in k else "input") for k, v in self._read(self.rows[0]).items()
                        if isinstance(v, (Tensor, int, float, str))}  # fmt: skip
@@ -204,13 +203,8 @@ def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
             scored = trainer.compute_metrics(EvalPrediction(predictions=same, label_ids=labels))
             scored = {k.removeprefix("eval_"): float(v) for k, v in scored.items() if isinstance(v, (int, float))}
             best |= {k: max(v, best[k]) for k, v in scored.items() if k in best}
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        AttributeError,
-    ):  # the metric needs another kind of answer: keep the untrained model's score
-        return {}
+    except (TypeError, ValueError, IndexError, AttributeError):
+        return {}  # the metric needs another kind of answer: keep the untrained model's score
     return {k: v for k, v in best.items() if k != "loss"}
 
 

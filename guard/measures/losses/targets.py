@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
 from trainworthy.guard.measures.data.interpolated import seams
-from trainworthy.guard.measures.losses.supervision import (
-    masking,
-    one_for_all,
-    other_side,
-    padded,
-    plateaus,
-    unmasked,
-)
+from trainworthy.guard.measures.losses.supervision import masking, one_for_all, other_side, padded, plateaus, unmasked
 
 ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -61,9 +54,8 @@ def describe(
         logs = torch.log_softmax(logits.float(), 1) if name == "cross_entropy" else logits.float()
         rows = torch.nonzero(flat != ignore).flatten()[:4096]
         row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
-        row["zeros"] = (
-            float((input == 0).float().mean()) if name == "cross_entropy" and float(input.min()) == 0 else 0.0
-        )
+        least = name == "cross_entropy" and float(input.min()) == 0
+        row["zeros"] = float((input == 0).float().mean()) if least else 0.0
         row["shift"], row["seams"] = shifts(flat, ignore, root), seams(target, ignore)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
