@@ -137,20 +137,17 @@ def validate(loop: Loop) -> None:
         if value == getattr(default, one.name):
             continue
         if one.name not in READ:
-            raise UserError(
-                f"no check of a Loop reads expect.{one.name}", got=repr(value), needed="one of " + ", ".join(READ)
-            )
+            what = f"no check of a Loop reads expect.{one.name}"
+            raise UserError(what, got=repr(value), needed="one of " + ", ".join(READ))
         if callable(value):
-            raise UserError(
-                f"expect.{one.name} of a Loop must be a number", got="a function", cause="its batches are not known"
-            )
+            what = f"expect.{one.name} of a Loop must be a number"
+            raise UserError(what, got="a function", cause="its batches are not known")
     if loop.expect.overfit_metric is not None and loop.evaluate is None:
         raise UserError("expect.overfit_metric without evaluate", needed="evaluate=")
     for prefix in (*loop.expect.frozen, *loop.expect.no_gradient):
         if not any(name.startswith(prefix) for name in found):
-            raise UserError(
-                f"no parameter begins with '{prefix}'", needed="a prefix of one of: " + ", ".join(list(found)[:8])
-            )
+            needed = "a prefix of one of: " + ", ".join(list(found)[:8])
+            raise UserError(f"no parameter begins with '{prefix}'", needed=needed)
 
 
 # ------------------------------------------------------------------------------------------------------------ the guard
@@ -242,9 +239,8 @@ class LoopGuard(Guard):
                     sys.stderr.write("".join(f"    {line}\n" for line in printed.getvalue().splitlines()[-LINES:]))
                     raise
                 why, raised = "it raised", f"{type(error).__name__}: {error}"[:2000]
-        return Outcome(
-            record=self._record(seen, control, why, raised), output=printed.getvalue(), seconds=time.monotonic() - began
-        )
+        record = self._record(seen, control, why, raised)
+        return Outcome(record=record, output=printed.getvalue(), seconds=time.monotonic() - began)
 
     def _fresh(self, loop: Any) -> Loop:
         """Return the loop, after checking that it shares nothing that trains with the one before."""
@@ -348,9 +344,8 @@ def _leaf(target: str | int | None, seen: Observer) -> int | None:
         key = getattr(path[0], "key", getattr(path[0], "idx", getattr(path[0], "name", None))) if path else None
         if str(key) == str(target):  # "0" and 0, as in a Script
             return i
-    raise UserError(
-        "a batch has no such entry", got=f"target={target!r}", needed="a name or a position of a batch's entry"
-    )
+    needed = "a name or a position of a batch's entry"
+    raise UserError("a batch has no such entry", got=f"target={target!r}", needed=needed)
 
 
 def _hold_back(seen: Watcher, scratch: Path) -> None:

@@ -46,9 +46,8 @@ class Objective:
     def __str__(self) -> str:
         found = []
         if self.smoothing:
-            found.append(
-                f"label smoothing {self.smoothing:.3g} over {self.classes} classes (loss_floor={self.floor:.4f})"
-            )
+            floor = f"loss_floor={self.floor:.4f}"
+            found.append(f"label smoothing {self.smoothing:.3g} over {self.classes} classes ({floor})")
         if self.weights:
             listed = ", ".join(f"{w:.3g}" for w in list(self.weights.values())[:12])
             found.append(f"class weights {listed} (relative; count=lambda batch: weights[target].sum())")

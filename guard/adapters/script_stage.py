@@ -207,10 +207,8 @@ def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
 def fresh(one: Script, two: Script) -> Script:
     """Return one script, after checking that two calls share nothing trainable."""
     if not isinstance(one, Script):
-        raise UserError(
-            "the factory must return a trainworthy.Script, a trainworthy.Loop or a transformers Trainer",
-            got=type(one).__name__,
-        )
+        what = "the factory must return a trainworthy.Script, a trainworthy.Loop or a transformers Trainer"
+        raise UserError(what, got=type(one).__name__)
     if {id(p) for p in one.model.parameters()} & {id(p) for p in two.model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new optimiser at every call",
                         cause="the model is built outside the factory")  # fmt: skip
@@ -219,9 +217,8 @@ def fresh(one: Script, two: Script) -> Script:
     if (one.save is None) != (one.load is None):
         raise UserError("save and load belong together", got="one of them")
     if not one.higher_is_better and one.floor is None:
-        raise UserError(
-            "the metric has no floor", needed="floor=the score of a constant answer (MSE: the variance of the targets)"
-        )
+        needed = "floor=the score of a constant answer (MSE: the variance of the targets)"
+        raise UserError("the metric has no floor", needed=needed)
     return one
 
 

@@ -308,10 +308,8 @@ def tracking(model: nn.Module) -> list:
 def larger(model: nn.Module, others: list[nn.Module]) -> float:
     """Return by which factor each weight matrix of a model is larger than that of all others, at least."""
     rows = [x for x in zip(*(parameters_of(m) for m in (model, *others)), strict=True) if x[0].dim() > 1]
-    return min(
-        (float(a.detach().norm() / max(b.detach().norm() for b in rest).clamp_min(1e-12)) for a, *rest in rows),
-        default=0.0,
-    )
+    norms = ([x.detach().norm() for x in row] for row in rows)
+    return min((float(a / max(rest).clamp_min(1e-12)) for a, *rest in norms), default=0.0)
 
 
 def scales(seen: Observer, both: set[int]) -> dict:

@@ -23,10 +23,8 @@ class Relabelled(View):
         if self.other is None or index != self.other[1]:
             return sample
         key, was = self.other[0], sample[self.other[0]]
-        return {
-            **sample,
-            key: torch.full_like(was, self.other[2]) if isinstance(was, Tensor) else type(was)(self.other[2]),
-        }
+        label = self.other[2]
+        return {**sample, key: torch.full_like(was, label) if isinstance(was, Tensor) else type(was)(label)}
 
 
 def left_out(run: Run, stage: Stage, val: Data, indices: Sequence[int]) -> list[int]:

@@ -271,10 +271,8 @@ def critic(one: Credit) -> str:
             value, grad = one.values[key]
             if len(value) == len(weights):
                 first[key[0]] = weights, value, grad
-    left = [
-        (unexplained_share(grad, weights), unexplained_share(grad, weights, value))
-        for weights, value, grad in first.values()
-    ]
+    share = unexplained_share
+    left = [(share(grad, weights), share(grad, weights, value)) for weights, value, grad in first.values()]
     if len(left) >= 3 and all(a > 3e-3 and b < 0.03 * a for a, b in left):
         return "the critic's targets lack its own values: advantages, and not returns (advantages + values)"
     return ""

@@ -127,10 +127,8 @@ def compared(trainer: Any, like: Any, labels: Any) -> tuple[str, str] | None:
         return None
     wrong_answers = as_predictions(trainer, like, others(labels))
     worse = scored(trainer, wrong_answers, labels) if wrong_answers is not None else {}
-    measured = ", ".join(
-        f"{n} {best[n]:.3f} for the labels themselves, {worse.get(n, 0.0):.3f} for other ones" for n in names
-    )
-    measured += f", on {len(labels)} samples"
+    both = (f"{n} {best[n]:.3f} for the labels themselves, {worse.get(n, 0.0):.3f} for other ones" for n in names)
+    measured = f"{', '.join(both)}, on {len(labels)} samples"
     if np.issubdtype(labels.dtype, np.integer) and causal(trainer.accelerator.unwrap_model(trainer.model)):
         same = scored(trainer, _unshifted(like, labels), labels)
         if any(same.get(n, 0.0) > max(best[n], ENOUGH) for n in names):
