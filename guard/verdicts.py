@@ -162,13 +162,10 @@ class Guard:
         launch = "python" if count == 1 else f"torchrun --nproc_per_node {count}"
         again = " ".join([launch, name, *self.target.argv])
         if watch.late:
-            raise UserError(
-                f"the script made no optimiser step in {self.values['--load-seconds']} s"
-                if not (r or {}).get("steps")
-                else "the rehearsal did not end",
-                needed="a first step",
-                next="--load-seconds 3600",
-            )
+            what = "the rehearsal did not end"
+            if not (r or {}).get("steps"):
+                what = f"the script made no optimiser step in {self.values['--load-seconds']} s"
+            raise UserError(what, needed="a first step", next="--load-seconds 3600")
         if not r:
             how = f"signal {watch.signal}" if watch.signal else f"exit code {watch.code}"
             raise UserError(f"the script ended its own process ({how}) and left nothing to check{output}", next=again)

@@ -28,10 +28,7 @@ def documented(cls: type) -> dict[str, str]:
         if dataclasses.is_dataclass(base):
             (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
             for field, text in pairwise(node.body if isinstance(node, ast.ClassDef) else []):
-                if (
-                    isinstance(field, ast.AnnAssign)
-                    and isinstance(text, ast.Expr)
-                    and isinstance(text.value, ast.Constant)
-                ):
-                    found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+                match field, text:
+                    case ast.AnnAssign(target), ast.Expr(ast.Constant(value)):
+                        found[ast.unparse(target)] = " ".join(str(value).split())
     return found

@@ -220,9 +220,8 @@ class Campaign:
         self.say(f"{recipe}: {counts}")
         self.say(f"  healthy {reference['metric']} after {steps} steps: "
                  + ", ".join(f"{v:.4g}" for v in reference["values"]) + f"; harm is {harm_rule(reference)}")  # fmt: skip
-        self.say(
-            f"  a short run took {reference['seconds']:.0f} s: a mutant takes one or two of them, a harmful one also its gates"
-        )
+        each = "a mutant takes one or two of them, a harmful one also its gates"
+        self.say(f"  a short run took {reference['seconds']:.0f} s: {each}")
         keys = {f"{mark} mutants {m.id}": m for m in drawn}
         self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference)) for k, m in keys.items())
         return {"recipe": recipe, "found": len(every), "executed": len(executed), "run": len(drawn), "steps": steps,

@@ -282,9 +282,8 @@ def print_results(session: Session, stage: Stage, found: Measured, kept: Kept) -
         row = f"  {t.size:>11,}  {per_second(t.rate):>9}  {ms(t.seconds):>9}  {gib(t.memory):>{len(where)}}"
         say(f"{row}  {bar(t.rate / best.rate, 20)}{marks}")
     say(f"  largest      {found.largest:,}: {found.ended}")
-    say(
-        f"  knee         {knee.size:,}: the smallest with {KNEE:.0%} of the best throughput ({per_second(best.rate)} samples/s)"
-    )
+    most = f"{KNEE:.0%} of the best throughput ({per_second(best.rate)} samples/s)"
+    say(f"  knee         {knee.size:,}: the smallest with {most}")
     workers = math.ceil(rate / reader)
     keep_up = f"--loader.workers {workers} keep{'s' * (workers == 1)} up"
     say(f"  loader       one reader brings {per_second(reader)} samples/s: {keep_up}")

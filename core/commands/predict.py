@@ -135,10 +135,9 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         able = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
         packaged = "/" in loaded.id and not loaded.id.endswith(".py")
         page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"
-        how = (
-            f"trainworthy predict {folder} FILE" if (export / "use.py").is_file() else f"load {export} as {page} shows"
-        )
-        got = f"{folder}" if (export / "use.py").is_file() else f"{folder}, without export/use.py"
+        how, got = f"load {export} as {page} shows", f"{folder}, without export/use.py"
+        if (export / "use.py").is_file():
+            how, got = f"trainworthy predict {folder} FILE", str(folder)
         raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=got,
                         needed=f"a run of {', '.join(able)}", next=how)  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):

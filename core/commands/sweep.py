@@ -167,12 +167,8 @@ def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
     metric = stages.untrained(loaded, cfg, Accelerator(cpu=True))[-1][1].metric
     declared = {"recipe": loaded.target, "fixed": fixed, **space.plain(), "trials": int(trials or TRIALS),
                 "seeds": int(seeds or 1), "bayes": bayes, "metric": metric.name, "higher_is_better": metric.higher_is_better}  # fmt: skip
-    return home, {
-        "declared": declared,
-        "storage": storage or "",
-        "floor": metric.floor,
-        "name": f"{loaded.slug}-{name}",
-    }
+    name = f"{loaded.slug}-{name}"
+    return home, {"declared": declared, "storage": storage or "", "floor": metric.floor, "name": name}
 
 
 def fixed_words(module: Any, cfg: config.Config, preset: str, fixed: list[str], searched: set[str]) -> list[str]:

@@ -69,10 +69,8 @@ class Stats:
         """Smallest, 5%, median, 95% and largest number of characters and words, or of entries of every axis that
         varies."""
         if self.words:
-            return {
-                "characters": spread(Counter({k[0]: n for k, n in self.shapes.items()})),
-                "words": spread(self.words),
-            }
+            characters = Counter({k[0]: n for k, n in self.shapes.items()})
+            return {"characters": spread(characters), "words": spread(self.words)}
         if len({len(s) for s in self.shapes}) != 1:
             return {}
         axes = [Counter() for _ in next(iter(self.shapes))]
@@ -84,11 +82,8 @@ class Stats:
 
 def spread(sizes: Counter) -> dict[str, int]:
     rows = sorted(sizes.elements())
-    last = len(rows) - 1
-    return {
-        name: rows[round(q * last)]
-        for name, q in (("min", 0), ("5%", 0.05), ("median", 0.5), ("95%", 0.95), ("max", 1))
-    }
+    shares = {"min": 0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1}
+    return {name: rows[round(q * (len(rows) - 1))] for name, q in shares.items()}
 
 
 def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
@@ -121,9 +116,7 @@ def rescaled(train: dict[str, Any], val: dict[str, Any]) -> bool:
 
 def _leads_to(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether the map of the moments takes the extremes of `one`, which all channels share, to those of `other`."""
-    maps = [
-        (so / s, mo - m * so / s)
-        for m, s, mo, so in zip(one["mean"], one["std"], other["mean"], other["std"], strict=True)
-    ]
+    moments = zip(one["mean"], one["std"], other["mean"], other["std"], strict=True)
+    maps = [(so / s, mo - m * so / s) for m, s, mo, so in moments]
     low, high = (pick(one[k] * scale + shift for scale, shift in maps) for k, pick in (("min", min), ("max", max)))
     return max(abs(low - other["min"]), abs(high - other["max"])) < SAME_EXTREMES * (other["max"] - other["min"])

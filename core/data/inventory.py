@@ -308,12 +308,9 @@ def torn_copies(found: Scan) -> dict[str, Any] | None:
     """Find samples with a near copy of another class: as close as a picture that was saved again, and TORN times closer than any
     sample of their own class. Pictures that all look alike are therefore not reported. Return None if there are no more than allowed."""
     key = next((k for k, f in found.fields.items() if f["role"] == "target" and "classes" in f), None)
-    if (
-        key is None
-        or found.contents is None
-        or max(found.widths) < alike.SHORT
-        or not isinstance(found.targets[key][0], int)
-    ):
+    if key is None or found.contents is None:
+        return None
+    if max(found.widths) < alike.SHORT or not isinstance(found.targets[key][0], int):
         return None
     rows, labels = found.contents, torch.tensor([found.targets[key][i] for i in found.kept])
     some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:TORN_COMPARED]

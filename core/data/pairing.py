@@ -136,17 +136,11 @@ def _texts(rows: list[dict[str, Any]], read: list[str], target: str) -> Fit:
 
     def fit(i: int, j: int) -> float | None:
         mine, there = sets[1][i], sets[0][j]
-        if (
-            not mine
-            or not there
-            or (
-                i != j
-                and (
-                    inputs[i] == inputs[j] or outputs[i].casefold() in inputs[j].casefold() or outputs[i] == outputs[j]
-                )
-            )
-        ):
-            return None  # repeated rows, and the next turn of a conversation, which quotes this one
+        if not mine or not there:
+            return None
+        repeated = inputs[i] == inputs[j] or outputs[i] == outputs[j]
+        if i != j and (repeated or outputs[i].casefold() in inputs[j].casefold()):
+            return None  # the next turn of a conversation quotes this one
         weight = sum(rare[w] for w in mine)
         return sum(rare[w] for w in mine & there) / weight if weight else None
 

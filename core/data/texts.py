@@ -98,11 +98,9 @@ def _all_cut_at(texts: list[str], sizes: Counter[int]) -> tuple[int, int] | None
     one length if all were cut, or if a template wrote them; texts of a template end with one of a few words."""
     longest = max(sizes, default=0)
     ends = [t for t in texts if len(t) >= longest - 1]
-    if (
-        len(ends) < 0.95 * len(texts)
-        or len(set(ends)) < DIFFERENT
-        or sum(len(t.split()) >= 3 for t in ends) < MOST * len(ends)
-    ):
+    if len(ends) < 0.95 * len(texts) or len(set(ends)) < DIFFERENT:
+        return None
+    if sum(len(t.split()) >= 3 for t in ends) < MOST * len(ends):
         return None
     last = {t.split()[-1] for t in ends if t.split()}
     return None if _are_codes(ends) or len(last) < 0.2 * len(set(ends)) else (longest, len(ends))

@@ -28,10 +28,8 @@ CHANGES: dict[str, Change] = {
     "turned by a quarter": lambda x: x.rot90(1, (-2, -1)),
     "turned by three quarters": lambda x: x.rot90(3, (-2, -1)),
 }
-PAIRS, ITSELF = (
-    64,
-    0.1,
-)  # draws that are compared with their pictures; share of them that are most like these as they are
+PAIRS, ITSELF = 64, 0.1
+"""Draws that are compared with their pictures; share of them that are most like these as they are."""
 ROWS, LEAST = 2000, 20  # samples that are compared; of either class there must be so many
 PLACED = 0.1  # of the samples no longer nearest to their own class in the middle: classes differ in where something is
 KNOWN = 0.9  # share of a class that must be nearest to its own kind as it is

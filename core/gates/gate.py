@@ -366,11 +366,8 @@ def total_loss(run: Run, stage: Stage, *batches: dict) -> torch.Tensor:
     sums: dict[str, torch.Tensor] = {}
     for batch in batches:
         with run.autocast():
-            terms = (
-                checkpoint(stage.loss, stage.model, batch, use_reentrant=False)
-                if again
-                else stage.loss(stage.model, batch)
-            )
+            loss = functools.partial(checkpoint, stage.loss, use_reentrant=False) if again else stage.loss
+            terms = loss(stage.model, batch)
         sums = {t: s if t not in sums else sums[t] + s for t, s in terms.items()}
     return functools.reduce(torch.add, (s / denominator(t, counts) for t, s in sums.items()))
 

@@ -224,10 +224,8 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
             try:
                 contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
             except Exception as error:  # a preview is a fork's own code, and the verdict matters more
-                verdict.evidence = {
-                    **verdict.evidence,
-                    "no_picture": _cut(f"preview raised {type(error).__name__}: {error}"),
-                }
+                why = _cut(f"preview raised {type(error).__name__}: {error}")
+                verdict.evidence = {**verdict.evidence, "no_picture": why}
     command = ["check", *masking.words(context.argv), "--only", verdict.id, *launcher_words(context.accelerator)]
     again = (
         f'command = [sys.executable, "-m", "trainworthy", *{command!r}]\n'

@@ -39,15 +39,12 @@ def write(folder: Path) -> Path:
     best = "✓: the prediction is right. Below it, and as shade: the probability of the right answer."
     if not tiles(f, "val"):
         best = "Below each prediction, and as shade: its score from 0% to 100%, as the recipe counts it."
+    watched = verdict_table(f, f.monitors, of="Monitor") if f.monitors else ""
     parts = [
         ("What next", next_steps(f), ""),
         ("Earlier stages", earlier(f), "The stages that this one started from. Each has its own page."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
-        (
-            "Monitors",
-            verdict_table(f, f.monitors, of="Monitor") if f.monitors else "",
-            "What was watched while it trained.",
-        ),
+        ("Monitors", watched, "What was watched while it trained."),
         ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),
         ("What the net saw", inputs(f), "Decoded from the tensors that go into the net."),
         ("Predictions on a fixed batch over time", predictions(f), best),

@@ -168,10 +168,8 @@ def _fallen_loss(t: Trend) -> tuple[str, bool]:
         seen = [number(r[key]) for r in t.rows if key in r]
         if len(seen) == len(t.rows) and seen[-1] < 0.9 * seen[0]:
             falls = seen[-1] < FALLS * seen[-1 - max(1, len(seen) // 3)]
-            return (
-                f"The {key.removeprefix('val/')} on held-out data fell from {num(seen[0])} to {num(seen[-1])}.",
-                falls,
-            )
+            name = key.removeprefix("val/")
+            return f"The {name} on held-out data fell from {num(seen[0])} to {num(seen[-1])}.", falls
     return "", False
 
 
@@ -203,9 +201,8 @@ def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sam
     if held and not falls:
         return None
     if held:
-        more = (
-            f"Train longer, for example --train.epochs {2 * planned_epochs(t.rows[-1], settings.get('train', {})):g}."
-        )
+        epochs = 2 * planned_epochs(t.rows[-1], settings.get("train", {}))
+        more = f"Train longer, for example --train.epochs {epochs:g}."
         return Advice("Train longer: the metric does not show yet what the loss does", f"{text}. {held} {more}")
     text += f", while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
     text += "is too low, or so high that the model collapsed (`trainworthy lr`); if it is much, what is evaluated is not what is "

@@ -120,12 +120,8 @@ def _shares(_f: Folder, _v: dict[str, Any], gradient: dict[str, float], loss: di
     return "".join(bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in each.items())
 
 
-def _traceback(_f: Folder, _v: dict[str, Any], lines: list[str]) -> str:
-    return tag("pre", esc("".join(lines)), tabindex="0")
-
-
 DRAWN = [
-    (("traceback",), _traceback),
+    (("traceback",), lambda _f, _v, lines: tag("pre", esc("".join(lines)), tabindex="0")),
     (("curve",), _curve),
     (("rates", "losses"), _range_test),
     (("gradient", "loss"), _shares),

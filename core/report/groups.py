@@ -91,11 +91,8 @@ def gates_in_words(found: dict[str, Any]) -> str:
     for seed, gates in found["gates"].items():
         counts = Counter(gates.values())
         words = [f"{counts['pass']} of {len(gates)} gates passed, {counts['skip']} skipped"]
-        words += [
-            f"{kind}: {', '.join(g for g, v in gates.items() if v == kind)}"
-            for kind in counts
-            if kind not in ("pass", "skip")
-        ]
+        others = [kind for kind in counts if kind not in ("pass", "skip")]
+        words += [f"{kind}: {', '.join(g for g, v in gates.items() if v == kind)}" for kind in others]
         alike.setdefault("; ".join(words), []).append(seed)
     return " · ".join(f"{'seeds' if len(n) > 1 else 'seed'} {', '.join(n)}: {words}" for words, n in alike.items())
 
@@ -161,9 +158,8 @@ def card(found: dict[str, Any]) -> str:
     ends = [f"- seed {s}: {plain(words)}" for s, words in found["ends"].items()]
     if not found["values"]:
         head = f"# {plain(title(found))}: no score"
-        return page(
-            [head, "", f"None of {len(found['seeds'])} seeds has a score. How each ended:", "", *ends, "", *gates]
-        )
+        none = f"None of {len(found['seeds'])} seeds has a score. How each ended:"
+        return page([head, "", none, "", *ends, "", *gates])
     name = plain(found["metric"])
     lines = [
         f"# {plain(title(found))}: {plain(found['question'])}",

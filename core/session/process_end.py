@@ -71,7 +71,8 @@ def crashed(error: Exception | SystemExit, folder: Path, again: str) -> Crashed:
         what = f"the disk is full, or a limit of file sizes is reached ({error.filename or folder})"
         mend = "free some space, then: "
     elif memory:
-        what = f"out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'} ({_location(error)})"
+        frame, words = frames(error)[0], str(error) or "MemoryError"
+        what = f"out of memory: {words.splitlines()[0]} ({frame.filename}:{frame.lineno})"
         mend = "end what else uses the memory, then: "
         again = "trainworthy batch RECIPE finds what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
     elif gone:
@@ -113,11 +114,6 @@ def before_run(error: Exception) -> tuple[int, str, bool]:
 def is_connection(error: Exception) -> bool:
     """Return whether `error` says that another process of the run cannot be reached."""
     return isinstance(error, (RuntimeError, ConnectionError)) and bool(LOST.search(str(error)))
-
-
-def _location(error: BaseException) -> str:
-    frame = frames(error)[0]
-    return f"{frame.filename}:{frame.lineno}"
 
 
 def rank() -> int:

@@ -246,10 +246,8 @@ def reported(session: Session) -> Iterator[None]:
             session.meter.note(now=True)
         if session.main:
             with contextlib.suppress(OSError):  # a full disk must not hide the first error
-                write_whole(
-                    session.folder / ENDED,
-                    json.dumps({"exit_code": stop.exit_code, "message": str(stop).strip()}, indent=1),
-                )
+                end = {"exit_code": stop.exit_code, "message": str(stop).strip()}
+                write_whole(session.folder / ENDED, json.dumps(end, indent=1))
     planned = not (isinstance(stop, process_end.Crashed) and stop.trace)
     if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, only the one that reports
         with contextlib.suppress(Exception):  # a full disk must not hide the first error

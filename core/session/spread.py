@@ -29,15 +29,9 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
     per_process = (one.weights + one.average + one.optimizer) // processes
     own = one.weights + one.average + one.optimizer + one.frozen
     evaluation = one.evaluation and max(0, one.evaluation - own - one.halves) + per_process + one.frozen + there
-    return replace(
-        one,
-        weights=one.weights // processes,
-        average=one.average // processes,
-        gradients=one.gradients // processes,
-        optimizer=one.optimizer // processes,
-        training=held + one.frozen + max(0, one.computing - one.halves) + gathered + waiting,
-        evaluation=evaluation,
-    )
+    parts = {k: getattr(one, k) // processes for k in ("weights", "average", "gradients", "optimizer")}
+    training = held + one.frozen + max(0, one.computing - one.halves) + gathered + waiting
+    return replace(one, **parts, training=training, evaluation=evaluation)
 
 
 def exchanged(one: Estimate, processes: int, kind: str) -> float:

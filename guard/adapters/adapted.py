@@ -50,6 +50,7 @@ METRIC_DIFFERS = (
     "train augments inputs and not their targets: the same samples with new draws have other answers"
 )
 """The same of `overfit`, if the loss is at its floor and the metric is not at its goal."""
+NO_LOOP = "train_loop= is not set: core's loop trains, without the script's schedule"
 ITS_OWN_TARGET = "neither loss nor metric depends on a target besides the input: there is nothing to exchange"
 
 
@@ -59,9 +60,7 @@ def skips(script: "Script", found: Objective) -> dict[str, str]:
     return {
         "initial-loss": "initial_loss= is not set" if script.initial_loss is None else "",
         "init": "the factory decides which weights are loaded",
-        "schedule": ""
-        if script.train_loop
-        else "train_loop= is not set: core's loop trains, without the script's schedule",
+        "schedule": "" if script.train_loop else NO_LOOP,
         "accumulation": divides if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
         "resume": "" if script.save else "save= and load= are not set",

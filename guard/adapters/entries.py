@@ -11,7 +11,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.checks.null_model import distinct
 from trainworthy.core.recipe.stage import Data, Field
-from trainworthy.guard.adapters.renaming import Names, match, named
+from trainworthy.guard.adapters.renaming import Names, like, match, named
 
 EXAMPLES = 64  # samples whose values decide whether an entry is a mask
 
@@ -189,16 +189,6 @@ def _counts(count: Callable[[Any], float] | None, data: Samples, batch: dict[str
 def classes(script: "Script") -> list[str] | None:
     names = range(script.classes) if isinstance(script.classes, int) else script.classes
     return None if names is None else [str(name) for name in names]
-
-
-def like(named: dict[str, Any], example: Any) -> Any:
-    """Return the entries in the shape of `example`, the inverse of `named`."""
-    if isinstance(example, Mapping):
-        return cast(Any, type(example))(named)
-    if not isinstance(example, (tuple, list)):
-        return named["input"]
-    make = type(example)
-    return make(*named.values()) if hasattr(make, "_fields") else make(named.values())
 
 
 def chance(data: Samples) -> float:

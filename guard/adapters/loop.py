@@ -137,20 +137,17 @@ def validate(loop: Loop) -> None:
         if value == getattr(default, one.name):
             continue
         if one.name not in READ:
-            raise UserError(
-                f"no check of a Loop reads expect.{one.name}", got=repr(value), needed="one of " + ", ".join(READ)
-            )
+            what = f"no check of a Loop reads expect.{one.name}"
+            raise UserError(what, got=repr(value), needed="one of " + ", ".join(READ))
         if callable(value):
-            raise UserError(
-                f"expect.{one.name} of a Loop must be a number", got="a function", cause="its batches are not known"
-            )
+            what = f"expect.{one.name} of a Loop must be a number"
+            raise UserError(what, got="a function", cause="its batches are not known")
     if loop.expect.overfit_metric is not None and loop.evaluate is None:
         raise UserError("expect.overfit_metric without evaluate", needed="evaluate=")
     for prefix in (*loop.expect.frozen, *loop.expect.no_gradient):
         if not any(name.startswith(prefix) for name in found):
-            raise UserError(
-                f"no parameter begins with '{prefix}'", needed="a prefix of one of: " + ", ".join(list(found)[:8])
-            )
+            needed = "a prefix of one of: " + ", ".join(list(found)[:8])
+            raise UserError(f"no parameter begins with '{prefix}'", needed=needed)
 
 
 # ------------------------------------------------------------------------------------------------------------ the guard
@@ -200,10 +197,8 @@ class LoopGuard(Guard):
             self._verdict(skip(id, "a Loop is one epoch; `trainworthy guard` follows a whole script"))
 
     def _verdict(self, found: dict, seconds: float = 0.0) -> None:
-        reason = next(
-            (getattr(self.expect, f) for f, id in PASSED.items() if id == found["id"] and getattr(self.expect, f)), ""
-        )
-        if reason:
+        reasons = [getattr(self.expect, name) for name, id in PASSED.items() if id == found["id"]]
+        if reason := next(filter(None, reasons), ""):
             found = skip(found["id"], f"by design: {reason}")
         elif "--batches" in found.get("skip", ""):
             found = {**found, "skip": "the Loop has no batches= to change"}
@@ -244,9 +239,8 @@ class LoopGuard(Guard):
                     sys.stderr.write("".join(f"    {line}\n" for line in printed.getvalue().splitlines()[-LINES:]))
                     raise
                 why, raised = "it raised", f"{type(error).__name__}: {error}"[:2000]
-        return Outcome(
-            record=self._record(seen, control, why, raised), output=printed.getvalue(), seconds=time.monotonic() - began
-        )
+        record = self._record(seen, control, why, raised)
+        return Outcome(record=record, output=printed.getvalue(), seconds=time.monotonic() - began)
 
     def _fresh(self, loop: Any) -> Loop:
         """Return the loop, after checking that it shares nothing that trains with the one before."""
@@ -302,10 +296,8 @@ class LoopGuard(Guard):
             for one in seen.passes:
                 one.order = []
         stepped = {id(g.ref()) for g in invariants.stepped(seen)}
-        idle = [
-            name or "the optimiser" for name, o in named(loop.optimizers, Optimizer, "").items() if id(o) not in stepped
-        ]
-        record["notes"] += [f"no step was made by {name} within this rehearsal" for name in idle]
+        idle = [name for name, o in named(loop.optimizers, Optimizer, "").items() if id(o) not in stepped]
+        record["notes"] += [f"no step was made by {name or 'the optimiser'} within this rehearsal" for name in idle]
 
     def _intervene(self, watch: Outcome) -> None:
         """The same eight samples, and these with each other's inputs."""
@@ -313,15 +305,14 @@ class LoopGuard(Guard):
         goal, set_steps = self.expect.overfit_metric, self.expect.overfit_steps
         why = interventions.unsuitable(facts)
         most = MOST if set_steps == Expect().overfit_steps else set_steps
+        entries = {"most": most, "target": facts.get("target"), "inputs": facts.get("inputs")}
         eight = others = Outcome()
         if not why or (goal is not None and facts["loader"]):
-            plan = self._plan("eight", most=most, target=facts["target"], inputs=facts["inputs"])
+            plan = self._plan("eight", **entries)
             plan.steps = most if goal is not None else min(plan.steps, most)
             eight = self._rehearse(plan)
         if not why:
-            others = self._rehearse(
-                self._plan("others", most=most, target=facts["target"], inputs=facts["inputs"], evaluate=False)
-            )
+            others = self._rehearse(self._plan("others", evaluate=False, **entries))
         found = interventions.check(watch.record, eight.record, others.record)
         if goal is not None:
             found[-1] = self._goal(eight.record, float(goal))  # type: ignore[arg-type]  # a Loop takes a number
@@ -338,9 +329,8 @@ class LoopGuard(Guard):
                                    "eval_batches is not set, or its batches have another structure")  # fmt: skip
         got = eight["scores"][-1]
         ok = got >= goal if self.higher else got <= goal
-        words = (
-            f"evaluate() gives {got:.4g} on eight samples after {eight['steps'] or eight['backwards']} steps on them, "
-        )
+        steps = eight["steps"] or eight["backwards"]
+        words = f"evaluate() gives {got:.4g} on eight samples after {steps} steps on them, "
         cause = ("evaluate() prepares or counts samples differently from training (transform, mode, axis, another model)\n"
                  "the rate is too low, or expect.overfit_steps too few")  # fmt: skip
         return finding("metric", f"{words}{'at least' if self.higher else 'at most'} {goal:g} is declared",
@@ -354,9 +344,8 @@ def _leaf(target: str | int | None, seen: Observer) -> int | None:
         key = getattr(path[0], "key", getattr(path[0], "idx", getattr(path[0], "name", None))) if path else None
         if str(key) == str(target):  # "0" and 0, as in a Script
             return i
-    raise UserError(
-        "a batch has no such entry", got=f"target={target!r}", needed="a name or a position of a batch's entry"
-    )
+    needed = "a name or a position of a batch's entry"
+    raise UserError("a batch has no such entry", got=f"target={target!r}", needed=needed)
 
 
 def _hold_back(seen: Watcher, scratch: Path) -> None:

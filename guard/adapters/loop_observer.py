@@ -153,11 +153,8 @@ def frozen(seen: Watcher, loop: "Loop") -> dict | None:
     rows = parameters(loop)
     mine = {name: p for name, p in rows.items() if name.startswith(loop.expect.frozen)}
     moved = [name for name, p in mine.items() if invariants.moved_now(seen, p)]
-    others = [
-        name
-        for name, p in rows.items()
-        if name not in mine and not p.requires_grad and not invariants.moved_now(seen, p)
-    ]
+    fixed = [name for name, p in rows.items() if not p.requires_grad and not invariants.moved_now(seen, p)]
+    others = [name for name in fixed if name not in mine]
     wrong = [f"{len(moved)} of {len(mine)} tensors declared frozen moved: {list_names(moved, 3)}"] * bool(moved)
     wrong += [f"{len(others)} tensors are frozen and not declared: {list_names(others, 3)}"] * bool(others)
     causes = ["requires_grad was switched on again, or freezing has no effect: p.requires_grad_(False)"] * bool(moved)

@@ -46,9 +46,8 @@ class Objective:
     def __str__(self) -> str:
         found = []
         if self.smoothing:
-            found.append(
-                f"label smoothing {self.smoothing:.3g} over {self.classes} classes (loss_floor={self.floor:.4f})"
-            )
+            floor = f"loss_floor={self.floor:.4f}"
+            found.append(f"label smoothing {self.smoothing:.3g} over {self.classes} classes ({floor})")
         if self.weights:
             listed = ", ".join(f"{w:.3g}" for w in list(self.weights.values())[:12])
             found.append(f"class weights {listed} (relative; count=lambda batch: weights[target].sum())")
@@ -114,12 +113,9 @@ def _weights(loss: Callable, batches: list[tuple[Any, Tensor]], classes: int, de
     system = torch.stack(rows)[:, seen]
     _, sizes, directions = torch.linalg.svd(system)
     solution = directions[-1]
-    if (
-        len(seen) < 2
-        or sizes[-1] > EXACT * sizes[0]
-        or solution.abs().min() < 1e-9
-        or not (solution / solution[0] > 0).all()
-    ):
+    if len(seen) < 2 or sizes[-1] > EXACT * sizes[0]:
+        return {}
+    if solution.abs().min() < 1e-9 or not (solution / solution[0] > 0).all():
         return {}
     ratios = (solution / solution[0]).tolist()
     return {} if max(ratios) < min(ratios) * (1 + 10 * EXACT) else dict(zip(seen, ratios, strict=True))

@@ -34,8 +34,8 @@ def other_loss(context: GateContext) -> str:
         return (
             "train_loop gives the model other inputs than loss= does (mixup, noise, an attack): their gradients differ"
         )
-    if len(own) > len(declared) * script.accumulate:
-        return f"train_loop calls the model {len(own)} times for a step, loss= {len(declared) * script.accumulate}: their gradients differ"
+    if len(own) > (calls := len(declared) * script.accumulate):
+        return f"train_loop calls the model {len(own)} times for a step, loss= {calls}: their gradients differ"
     return ""
 
 

@@ -75,16 +75,18 @@ def _changed(first: Any, others: list, key: str, collate: Callable[[list], Any])
     own, found = batch(first), set()
     for other in others:
         with contextlib.suppress(Exception):  # entries that belong together, such as tokens and their tags
-            changed = batch(_with(first, key, named(other)[key]))
+            changed = batch(like({**named(first), key: named(other)[key]}, first))
             found |= {k for k in own if not _same(own[k], changed.get(k))}
     return [k for k in own if k in found]
 
 
-def _with(sample: Any, key: str, value: Any) -> Any:
-    if isinstance(sample, Mapping):
-        return {**sample, key: value}
-    entries = {**named(sample), key: value}
-    make: Any = type(sample)
+def like(entries: dict[str, Any], example: Any) -> Any:
+    """Return the entries in the shape of `example`, the inverse of `named`."""
+    if not isinstance(example, (Mapping, tuple, list)):
+        return entries["input"]
+    make: Any = type(example)
+    if isinstance(example, Mapping):
+        return make(entries)
     return make(*entries.values()) if hasattr(make, "_fields") else make(entries.values())
 
 

@@ -74,11 +74,8 @@ class Result:
             lines.append(f"{v.verdict.upper() if v.blocks else v.verdict:<6} {v.id}{rows}: {v.title}")
             details = [("measured", v.measured), ("reason", v.reason)]
             details += [("needed", v.needed), ("likely causes", v.remedy)] if v.blocks else []
-            lines += [
-                f"       {label if i == 0 else '':<14}{line}"
-                for label, text in details
-                for i, line in enumerate(text.splitlines())
-            ]
+            for label, text in details:
+                lines += [f"       {'' if i else label:<14}{line}" for i, line in enumerate(text.splitlines())]
         return "\n".join(lines)
 
 
@@ -123,9 +120,8 @@ def check(
         where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         where.mkdir(parents=True, exist_ok=True)
         if own:
-            verdicts = loop.check(
-                factory, built, only, waive, seed, where if folder is not None else None, _place(factory)
-            )
+            kept = where if folder is not None else None
+            verdicts = loop.check(factory, built, only, waive, seed, kept, _place(factory))
         else:
             verdicts = _prove(factory, built, only, waive, seed, where, written=folder is not None)
     result = Result(verdicts, where if folder is not None else None, "checks" if own else "gates")

@@ -207,10 +207,8 @@ def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
 def fresh(one: Script, two: Script) -> Script:
     """Return one script, after checking that two calls share nothing trainable."""
     if not isinstance(one, Script):
-        raise UserError(
-            "the factory must return a trainworthy.Script, a trainworthy.Loop or a transformers Trainer",
-            got=type(one).__name__,
-        )
+        what = "the factory must return a trainworthy.Script, a trainworthy.Loop or a transformers Trainer"
+        raise UserError(what, got=type(one).__name__)
     if {id(p) for p in one.model.parameters()} & {id(p) for p in two.model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new optimiser at every call",
                         cause="the model is built outside the factory")  # fmt: skip
@@ -219,9 +217,8 @@ def fresh(one: Script, two: Script) -> Script:
     if (one.save is None) != (one.load is None):
         raise UserError("save and load belong together", got="one of them")
     if not one.higher_is_better and one.floor is None:
-        raise UserError(
-            "the metric has no floor", needed="floor=the score of a constant answer (MSE: the variance of the targets)"
-        )
+        needed = "floor=the score of a constant answer (MSE: the variance of the targets)"
+        raise UserError("the metric has no floor", needed=needed)
     return one
 
 
@@ -268,10 +265,9 @@ def self_supervised(script: Script) -> bool:
 
         def loss(rows: list) -> float:
             script.model.eval()
+            batch = to_device(data.entries(data.own_collate(rows)), device)
             with torch.no_grad():
-                return float(
-                    script.loss(script.model, data.batch(to_device(data.entries(data.own_collate(rows)), device)))
-                )
+                return float(script.loss(script.model, data.batch(batch)))
 
         def score(rows: list) -> float:
             return float(script.metric(script.model, DataLoader(rows, 64, collate_fn=data.own_collate)))  # type: ignore[arg-type]

@@ -36,9 +36,8 @@ class Rows(Data):
         self._fixed = fixed
         named = hasattr(rows, "column_names")  # of `datasets`; other sets lose unused columns in the collator
         self.rows = trainer._remove_unused_columns(rows, "checked") if named else rows
-        self._collate = (
-            trainer.data_collator if named else trainer._get_collator_with_removed_columns(trainer.data_collator)
-        )
+        own = trainer.data_collator
+        self._collate = own if named else trainer._get_collator_with_removed_columns(own)
         self._lists = {k for k, v in self.rows[0].items() if isinstance(v, list)}
         self.fields = {k: Field("target" if "label" in k else "input") for k, v in self._read(self.rows[0]).items()
                        if isinstance(v, (Tensor, int, float, str))}  # fmt: skip
@@ -73,12 +72,10 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
     args, model = probe.args, probe.model
     if probe.eval_dataset is None:
         raise UserError("the trainer has no eval_dataset", needed="eval_dataset= samples that it is not trained on")
-    if isinstance(probe.eval_dataset, dict) or not all(
-        hasattr(d, "__len__") for d in (probe.train_dataset, probe.eval_dataset)
-    ):
-        raise UserError(
-            "the trainer's data sets must be map-style", needed="one train_dataset and one eval_dataset with len()"
-        )
+    sized = hasattr(probe.train_dataset, "__len__") and hasattr(probe.eval_dataset, "__len__")
+    if isinstance(probe.eval_dataset, dict) or not sized:
+        needed = "one train_dataset and one eval_dataset with len()"
+        raise UserError("the trainer's data sets must be map-style", needed=needed)
     if {id(p) for p in built(factory).model.parameters()} & {id(p) for p in model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new trainer at every call",
                         cause="the model is built outside the factory")  # fmt: skip
@@ -133,9 +130,8 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
         _hold(trainer.lr_scheduler)
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
     if name not in start:
-        raise UserError(
-            f"the trainer's evaluation has no '{name}'", got=", ".join(start), cause="metric_for_best_model"
-        )
+        what = f"the trainer's evaluation has no '{name}'"
+        raise UserError(what, got=", ".join(start), cause="metric_for_best_model")
     higher = bool(trainer.args.greater_is_better)
     best = _smoothed(trainer) if name.endswith("loss") else 0.0
     floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], best)
@@ -204,13 +200,8 @@ def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
             scored = trainer.compute_metrics(EvalPrediction(predictions=same, label_ids=labels))
             scored = {k.removeprefix("eval_"): float(v) for k, v in scored.items() if isinstance(v, (int, float))}
             best |= {k: max(v, best[k]) for k, v in scored.items() if k in best}
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        AttributeError,
-    ):  # the metric needs another kind of answer: keep the untrained model's score
-        return {}
+    except (TypeError, ValueError, IndexError, AttributeError):
+        return {}  # the metric needs another kind of answer: keep the untrained model's score
     return {k: v for k, v in best.items() if k != "loss"}
 
 

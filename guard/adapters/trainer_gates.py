@@ -95,10 +95,8 @@ def tokens(context: GateContext) -> Finding:
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)
     if not known and not wrong:
         raise Skip("no tokenizer")
-    batch, rows = (
-        dict(data.collate([data.get(i, None) for i in data.representative(min(n, len(data)))])["inputs"])
-        for n in (ROWS, FEW)
-    )
+    chosen = (data.representative(min(n, len(data))) for n in (ROWS, FEW))
+    batch, rows = (dict(data.collate([data.get(i, None) for i in some])["inputs"]) for some in chosen)
     wrong += trainer_tokens.faults(trainer, stage.model, batch, rows) if known else []
     wrong += [f for f in (trainer_counts.dropped(trainer), _weighted(trainer, data)) if f]
     return Finding(

@@ -1,5 +1,6 @@
 """Checks of what changes over time: freezing, modes, the evaluated model, saved weights."""
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,7 @@ from trainworthy.guard.measures.data.scales import (
     pooled,
 )
 from trainworthy.guard.measures.models.averages import share_left
-from trainworthy.guard.measures.records import DROPS, NORMS
+from trainworthy.guard.measures.records import DROPS, NORMS, Call
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 
@@ -38,22 +39,14 @@ def frozen(seen: Observer) -> dict:
                 )
                 causes.append("a module has no such attribute: module.requires_grad_(False)")
         for name, p in named_parameters_of(m):
-            odd = [
-                k
-                for k in vars(p)
-                if k.replace("_", "") in ("requiregrad", "requiresgrad", "requiresgradient", "requiregradient")
-            ]
+            odd = [k for k in vars(p) if re.fullmatch("requires?grad(ient)?", k.replace("_", ""))]
             if odd:
                 wrong.append(f"{name} has an attribute {odd[0]}, which freezes nothing")
                 causes.append("p.requires_grad = False, or p.requires_grad_(False)")
                 break
     groups = stepped(seen)
-    thawed = [
-        called.get(id(p), "?")
-        for g in groups
-        for p in g.parameters
-        if id(p) in g.frozen and id(p) in g.received and moved_now(seen, p)
-    ]
+    thawed = [p for g in groups for p in g.parameters if id(p) in g.frozen and id(p) in g.received]
+    thawed = [called.get(id(p), "?") for p in thawed if moved_now(seen, p)]
     if thawed:
         wrong.append(
             f"{len(thawed)} tensors were frozen when the optimiser was built, and train: {list_names(thawed, 3)}"
@@ -77,9 +70,6 @@ def frozen(seen: Observer) -> dict:
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
-Call = tuple[
-    int, bool, int, int
-]  # of a model: its number, train mode, active dropouts, batch norms with batch statistics
 ENOUGH = 12  # gaps between steps with a call of a teacher
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 
@@ -121,14 +111,11 @@ def modes(seen: Observer) -> dict:
         normed = mostly(calls, lambda c: bool(c[3]))
         if dropped:
             in_train = sum(c[1] for c in dropped)
-            wrong.append(
-                f"dropout is active in the evaluation ({name}), model in {'train' if in_train else 'eval'} mode"
-            )
-            causes.append(
-                "model.eval() is missing before the evaluation"
-                if in_train
-                else "F.dropout without training=self.training, or attention's dropout_p without it"
-            )
+            mode, cause = "eval", "F.dropout without training=self.training, or attention's dropout_p without it"
+            if in_train:
+                mode, cause = "train", "model.eval() is missing before the evaluation"
+            wrong.append(f"dropout is active in the evaluation ({name}), model in {mode} mode")
+            causes.append(cause)
         elif normed:
             wrong.append(f"batch norm uses and updates batch statistics in the evaluation ({name})")
             causes.append("model.eval() is missing before the evaluation")
@@ -321,10 +308,8 @@ def tracking(model: nn.Module) -> list:
 def larger(model: nn.Module, others: list[nn.Module]) -> float:
     """Return by which factor each weight matrix of a model is larger than that of all others, at least."""
     rows = [x for x in zip(*(parameters_of(m) for m in (model, *others)), strict=True) if x[0].dim() > 1]
-    return min(
-        (float(a.detach().norm() / max(b.detach().norm() for b in rest).clamp_min(1e-12)) for a, *rest in rows),
-        default=0.0,
-    )
+    norms = ([x.detach().norm() for x in row] for row in rows)
+    return min((float(a / max(rest).clamp_min(1e-12)) for a, *rest in norms), default=0.0)
 
 
 def scales(seen: Observer, both: set[int]) -> dict:

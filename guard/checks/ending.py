@@ -198,11 +198,8 @@ def worst(seen: Following) -> Fault | None:
             continue  # it trains on: not the end
         for kept in [e for e in seen.evaluations[: one.at] if e.kind == one.kind and e.weights == one.weights]:
             end = len(seen.evaluations) if one.path else one.at
-            rows = [
-                e
-                for e in seen.evaluations[:end]
-                if (e.model, e.source, e.calls) == (kept.model, kept.source, kept.calls)
-            ]
+            like = (kept.model, kept.source, kept.calls)
+            rows = [e for e in seen.evaluations[:end] if (e.model, e.source, e.calls) == like]
             if len({e.weights for e in rows}) < 3 or not far_below(kept, rows):
                 continue
             measured = f"{'saved as ' + os.path.basename(one.path) if one.path else 'kept at the end'}: the weights after step {kept.step}"
@@ -235,12 +232,8 @@ def renumbered(seen: Following) -> Fault | None:
     """Find an evaluation whose answers are right if the classes of its data get other numbers, beside one of other data that is good by then. A
     model that gives all samples one class is right with another number, too, where most of them are of one class."""
     for e in seen.evaluations:
-        good = [
-            o
-            for o in seen.evaluations
-            if o.kind == e.kind and o.source != e.source and o.rows >= COMPARED and o.accuracy >= GOOD
-            if o.step <= e.step
-        ]
+        others = [o for o in seen.evaluations if o.kind == e.kind and o.source != e.source and o.step <= e.step]
+        good = [o for o in others if o.rows >= COMPARED and o.accuracy >= GOOD]
         if e.rows < COMPARED or e.accuracy >= GOOD / 2 or not good:
             continue
         truth, answer = map(torch.cat, zip(*e.answers, strict=True))
@@ -325,16 +318,5 @@ def padded(seen: Following) -> Fault | None:
 
 
 FINDERS = (
-    padded,
-    stranger,
-    unfrozen,
-    untrained,
-    renumbered,
-    scales,
-    samples,
-    vocabulary,
-    worst,
-    average,
-    sampled,
-    calm,
-)
+    padded, stranger, unfrozen, untrained, renumbered, scales, samples, vocabulary, worst, average, sampled, calm,
+)  # fmt: skip

@@ -237,9 +237,8 @@ def metric(own: dict, output: str) -> dict:
 def repeatable(facts: dict, output: str) -> bool:
     """Return whether a rehearsal on eight samples says something although it is unknown which loss should close: the script
     prints a score whose best value is known."""
-    return bool(
-        facts.get("loader") and not facts.get("token_shift") and not facts.get("loss_calls") and "auc" in scores(output)
-    )
+    other = facts.get("token_shift") or facts.get("loss_calls")
+    return bool(facts.get("loader")) and not other and "auc" in scores(output)
 
 
 def closing(own: dict, others: dict) -> dict:
@@ -317,12 +316,7 @@ def agreement(own: dict, output: str) -> dict:
 
 def against(own: dict, output: str) -> dict | None:
     """Find a ranking score that is far below chance on samples whose loss has closed; None where nothing is known."""
-    if (
-        (own.get("fit") or {}).get("own")
-        or not own.get("closed")
-        or not own.get("one_source")
-        or not own.get("output_span")
-    ):
+    if (own.get("fit") or {}).get("own") or not all(own.get(k) for k in ("closed", "one_source", "output_span")):
         return None
     auc = scores(printed_between(output, own["output_span"])).get("auc")
     if auc is None:

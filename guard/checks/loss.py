@@ -41,9 +41,8 @@ def targets(seen: Observer) -> dict:
     target."""
     found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault() or seen.evidence.padded_rows.repeated()
     found = found or objectives.exchanged(seen) or objectives.copied(seen) or objectives.mixed(seen)
-    found = (
-        found or token_streams.fault(seen.evidence.texts) or objectives.read_apart(seen) or causality.packed_copy(seen)
-    )
+    found = found or token_streams.fault(seen.evidence.texts) or objectives.read_apart(seen)
+    found = found or causality.packed_copy(seen)
     if fault := found or pairing.check(seen.pairing) or indexing.check(seen.indexed):
         return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]
@@ -62,12 +61,8 @@ def targets(seen: Observer) -> dict:
         return finding("targets", *fault)
     if not rows:
         return binary_targets([r for r in seen.calls if "low" in r], own=seen.fits.own)
-    found = (
-        one_sample.fault(seen.points)
-        or supervision.class_weights(rows)
-        or supervision.masked_elsewhere(rows)
-        or supervision.unmasked_scored(rows)
-    )
+    found = one_sample.fault(seen.points) or supervision.class_weights(rows)
+    found = found or supervision.masked_elsewhere(rows) or supervision.unmasked_scored(rows)
     found = found or supervision.one_of_two(rows) or supervision.padding_scored(rows) or supervision.padded_apart(rows)
     found = found or lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows)
     if fault := found or positive_first(rows) or ignored_token(rows) or interpolated.fault(rows):
@@ -183,14 +178,9 @@ def loss_input(seen: Observer) -> dict:
     """Find probabilities as input of a loss that needs logits or log-probabilities, and regression targets out of the output's range."""
     inputs = seen.evidence
     fault = inputs.output_ranges.fault() or (inputs.log_scales.first and inputs.log_scales.fault(names(tops())))
-    if (
-        fault := fault
-        or supervision.turned(inputs.turned, seen.calls)
-        or inputs.logits.fault()
-        or inputs.overlaps.fault()
-        or inputs.moved_classes.fault()
-        or floored(seen.calls)
-    ):
+    fault = fault or supervision.turned(inputs.turned, seen.calls) or inputs.logits.fault()
+    fault = fault or inputs.overlaps.fault() or inputs.moved_classes.fault() or floored(seen.calls)
+    if fault:
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
@@ -205,9 +195,8 @@ def loss_input(seen: Observer) -> dict:
                 f"{name} gets probabilities in all {len(rows)} calls and needs {wants}",
                 f"a {cause} before a loss that has its own: {fix}",
             )
-        if len(over := [r for r in seen.calls if r["loss"] == name and "over_batch" in r]) >= 3 and all(
-            r["over_batch"] for r in over
-        ):
+        over = [r["over_batch"] for r in seen.calls if r["loss"] == name and "over_batch" in r]
+        if len(over) >= 3 and all(over):
             return finding(
                 "loss-input",
                 f"{name} gets logarithms of probabilities that sum to 1 over the batch, and not over the classes, in all {len(over)} calls",
@@ -234,12 +223,10 @@ def renamed(seen: Observer) -> Fault | None:
     """Find an evaluation whose classes are numbered otherwise than in training: another numbering, found on one half of its
     samples, is right on the other half far more often, about as often as training is."""
     one = next((p for p in reversed(seen.passes) if p.answers and not p.backwards and p.started >= 8), None)
-    rows = (
-        []
-        if one is None
-        else [r for r in seen.calls if r.get("scored") and one.started - 10 <= r["step"] < one.started]
-    )
-    if one is None or len(rows) < SETTLED:
+    if one is None:
+        return None
+    rows = [r for r in seen.calls if r.get("scored") and one.started - 10 <= r["step"] < one.started]
+    if len(rows) < SETTLED:
         return None
     truth, answer = (torch.cat(x) for x in zip(*one.answers, strict=True))
     trained = sum(r["right"] for r in rows) / sum(r["scored"] for r in rows)

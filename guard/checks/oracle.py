@@ -124,22 +124,16 @@ def saying(out: Tensor, target: Tensor, *, right: bool) -> Tensor:
         total = out.float().exp().sum(1)
         if bool((out >= 0).all()) and bool(((out.float().sum(1) - 1).abs() < 1e-2).all()):
             return 0.98 * sure + 0.02 / out.shape[1]
-        return (
-            (0.98 * sure + 0.02 / out.shape[1]).log()
-            if bool(((total - 1).abs() < 1e-2).all())
-            else SURE * (2 * sure - 1)
-        )
+        logarithms = bool(((total - 1).abs() < 1e-2).all())
+        return (0.98 * sure + 0.02 / out.shape[1]).log() if logarithms else SURE * (2 * sure - 1)
     sure = (target if right else 1 - target).to(out).view(out.shape)
     return 0.0001 + 0.9998 * sure if bool(((out >= 0) & (out <= 1)).all()) else SURE * (2 * sure - 1)
 
 
 def check(rows: list[dict], output: str) -> dict | None:
     """Return the verdict of `metric` on three evaluations; None where they do not tell."""
-    rows = [
-        r
-        for r in rows
-        if r["output_span"] and r["answered"] == r["calls"] and r["rows"] >= ROWS and len(r["classes"]) > 1
-    ]
+    rows = [r for r in rows if r["output_span"] and r["answered"] == r["calls"]]
+    rows = [r for r in rows if r["rows"] >= ROWS and len(r["classes"]) > 1]
     if len(rows) < 3 or [r["right"] for r in rows[:3]] != [True, False, True]:
         return None
     first, wrong, again = (values(output, r["output_span"]) for r in rows[:3])

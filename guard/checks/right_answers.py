@@ -42,9 +42,8 @@ class Answers(Oracle):
 
     def made(self, seen: Any, row: dict[str, Any], batch: Any, out: Any) -> Tensor | None:
         answer = None if self.place is None else self._answer(batch, out, self.place)
-        varied = answer is not None and bool(
-            (answer != answer[:1]).any()
-        )  # zeros in the place of unknown targets are no answers
+        # Zeros in the place of unknown targets are no answers
+        varied = answer is not None and bool((answer != answer[:1]).any())
         row["varied"] = row.get("varied", False) or varied
         return answer
 

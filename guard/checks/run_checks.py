@@ -48,24 +48,10 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
     if plan.name not in ("watch", "later"):
         return {"facts": loss.of(seen)}
     checks = (
-        invariants.finite,
-        graph.wiring,
-        graph.gradients,
-        graph.clipping,
-        schedules.schedule,
-        behaviour.frozen,
-        behaviour.modes,
-        behaviour.evaluated,
-        causality.dependency,
-        loss.targets,
-        objectives.direction,
-        objectives.noise,
-        loss.loss_input,
-        samples.samples,
-        samples.passes,
-        behaviour.state,
-        loss.learning,
-    )
+        invariants.finite, graph.wiring, graph.gradients, graph.clipping, schedules.schedule, behaviour.frozen,
+        behaviour.modes, behaviour.evaluated, causality.dependency, loss.targets, objectives.direction,
+        objectives.noise, loss.loss_input, samples.samples, samples.passes, behaviour.state, loss.learning,
+    )  # fmt: skip
     found = []
     for one in checks:
         began = time.monotonic()
@@ -73,11 +59,8 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
             with torch.no_grad():
                 found.append(one(seen))
         except Exception as error:
-            found.append(
-                results.skip(
-                    one.__name__.replace("_", "-"), f"could not be checked: {type(error).__name__}: {error}"[:300]
-                )
-            )
+            why = f"could not be checked: {type(error).__name__}: {error}"[:300]
+            found.append(results.skip(one.__name__.replace("_", "-"), why))
         found[-1]["seconds"] = time.monotonic() - began
     facts, wrong = loss.of(seen), trainers.faults(seen)
     for i, one in enumerate(found):

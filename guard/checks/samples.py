@@ -67,11 +67,9 @@ def same_order(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     if a != b or a == sorted(a) or len(set(a)) < 8:
         return None
     sampler = mine[0].loader.sampler
-    why = (
-        "sampler.set_epoch(epoch) is missing"
-        if isinstance(sampler, DistributedSampler)
-        else ("the sampler's generator or the global seed is set again in every epoch")
-    )
+    why = "the sampler's generator or the global seed is set again in every epoch"
+    if isinstance(sampler, DistributedSampler):
+        why = "sampler.set_epoch(epoch) is missing"
     return f"the order is shuffled, and the same in both epochs (first: {a[:6]})", why
 
 

@@ -86,21 +86,15 @@ def by_hand(seen: Observer) -> dict:
         peak, rest = max(ahead[:end]), ahead[:end]
         if peak < 0.3 * max(ahead):
             cause = "the warm-up is longer than the run: it was set for a longer one, or counts other steps"
-            return finding(
-                "schedule",
-                f"{measured}; within the run's {end:,} steps it reaches {peak:.3g}, later {max(ahead):.3g}",
-                cause,
-            )
+            measured += f"; within the run's {end:,} steps it reaches {peak:.3g}, later {max(ahead):.3g}"
+            return finding("schedule", measured, cause)
         floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
         falling = rest[rest.index(peak) : floor]
         smooth = len(set(falling)) > max(3, 0.8 * len(falling))
         if (floor < 0.5 * end and rest[-1] < 0.2 * peak and smooth) or (floor < 0.15 * end and rest[-1] < 0.02 * peak):
             cause = "the schedule counts micro-batches, or its length is that of another run, so most of the training uses the lowest rate"
-            return finding(
-                "schedule",
-                f"{measured}; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}",
-                cause,
-            )
+            measured += f"; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}"
+            return finding("schedule", measured, cause)
         return finding("schedule", f"{measured}; {rest[-1]:.3g} at the end of the run's {end:,} steps")
     return skip(
         "schedule", "no scheduler of torch.optim, and no function of the script that returns the rate of a step"

@@ -42,11 +42,8 @@ def values_of(batch: Any) -> dict:
 
 def holds_tensors(x: Any) -> bool:
     """Return whether an object's own attributes are tensors of several samples."""
-    if isinstance(x, (Tensor, nn.Module, type)) or type(x).__module__.partition(".")[0] in (
-        "builtins",
-        "torch",
-        "numpy",
-    ):
+    library = type(x).__module__.partition(".")[0]
+    if isinstance(x, (Tensor, nn.Module, type)) or library in ("builtins", "torch", "numpy"):
         return False
     held = list(getattr(x, "__dict__", {}).values())
     if any(isinstance(v, (list, tuple, dict)) and len(v) > LONG for v in held):  # the whole data set

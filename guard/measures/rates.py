@@ -36,11 +36,9 @@ def unlikely(rates: list[float]) -> Fault | None:
     changes = [b - a for a, b in pairwise(logs)]
     up, down = (sum(s * c > 1e-6 for c in changes) for s in (1, -1))
     turns = sum(a * b < 0 for a, b in pairwise(changes))
-    if (
-        min(up, down) < BOTH * len(changes)
-        or turns < TURNS * len(changes)
-        or len({round(c, 4) for c in changes}) < KINDS
-    ):
+    if min(up, down) < BOTH * len(changes) or turns < TURNS * len(changes):
+        return None
+    if len({round(c, 4) for c in changes}) < KINDS:
         return None
     spread = variance(changes)
     mean = sum(changes) / len(changes)

@@ -148,7 +148,8 @@ class Control:
             # all loaders of the loop end together; the second epoch only shows its order and mode
             return self.enough(seen) and (one.steps >= 4 or one.got >= 12)
         if one.calls and seen.steps and one.got >= self.plan.eval_batches and not one.refreshing:
-            return one.no_grad_calls > 0 or not self._training_soon(one)
+            # Calls with gradients in train mode are pending: an unfinished accumulation window
+            return one.no_grad_calls > 0 or not any(mode for _, mode, _, _ in one.modes)
         return False
 
     def _short(self, one: Pass, seen: Observer) -> bool:
@@ -163,10 +164,6 @@ class Control:
         if key not in self.quota and one.got >= 4 and now() - one.clock > PART * self.plan.limit / 2:
             self.quota[key] = one.got
         return one.got >= self.quota.get(key, one.got + 1)
-
-    def _training_soon(self, one: Pass) -> bool:
-        """Return whether calls with gradients in train mode are pending: an unfinished accumulation window."""
-        return any(mode for _, mode, _, _ in one.modes)
 
     def tick(self, seen: Observer) -> None:
         """Check at every model call whether the rehearsal is over."""

@@ -13,35 +13,13 @@ from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.splits import HELD_OUT, split_of
 
 VOCABULARIES = {
-    "tokenizer",
-    "vocab",
-    "vocabulary",
-    "stoi",
-    "itos",
-    "lexicon",
-    "word2idx",
-    "char2idx",
-    "token2id",
-    "w2i",
-    "encoder",
-    "codes",
-}
+    "tokenizer", "vocab", "vocabulary", "stoi", "itos", "lexicon", "word2idx", "char2idx", "token2id", "w2i",
+    "encoder", "codes",
+}  # fmt: skip
 SAMPLES = {
-    "audio",
-    "features",
-    "image",
-    "images",
-    "input",
-    "inputs",
-    "pixel",
-    "sentence",
-    "sentences",
-    "text",
-    "texts",
-    "video",
-    "waveform",
-    "x",
-}
+    "audio", "features", "image", "images", "input", "inputs", "pixel", "sentence", "sentences", "text", "texts",
+    "video", "waveform", "x",
+}  # fmt: skip
 EPISODES = {"episode", "episodes", "episodic", "fewshot", "shot", "shots", "support", "prototypes"}
 READY = {"load", "loads", "from", "pretrained", "read", "open", "copy", "deepcopy"}
 """Words of functions that make no new numbers."""

@@ -158,11 +158,8 @@ def means_over_samples(source: Source) -> Fault | None:
         ratios = [(tail(n.left), tail(n.right), n.lineno) for n in only(nodes, ast.BinOp) if isinstance(n.op, ast.Div)]
         for loop in only(nodes, ast.For) if ratios else ():
             local = {name: value for name, _, value in named(ast.walk(loop))}
-            sums = [
-                (tail(n.target), n.value)
-                for n in ast.walk(loop)
-                if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add)
-            ]
+            added = [n for n in ast.walk(loop) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add)]
+            sums = [(tail(n.target), n.value) for n in added]
             means = {name for name, value in sums if is_mean(held(value, local), criteria)}
             counts = {name for name, value in sums if counts_samples(value)}
             for above, below, line in ratios:

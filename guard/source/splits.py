@@ -14,11 +14,7 @@ from trainworthy.guard.source.reading import Source, names_in
 
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
           "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval"}  # fmt: skip
-ROLES = {
-    "support": "support",
-    "prototypes": "support",
-    "protos": "support",
-    "prototype": "support",
+ROLES = dict.fromkeys(("support", "prototype", "prototypes", "protos"), "support") | {
     "query": "query",
     "queries": "query",
 }
@@ -28,14 +24,8 @@ KINDS = {"loader", "loaders", "dataloader", "dl", "set", "dataset", "ds", "data"
          "sampler", "subset"}  # fmt: skip
 ROWS = {"mask", "masks", "idx", "index", "indices", "nodes"}
 LOSSES = (
-    "cross_entropy",
-    "nll_loss",
-    "mse_loss",
-    "binary_cross_entropy_with_logits",
-    "criterion",
-    "loss_fn",
-    "loss_func",
-)
+    "cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "criterion", "loss_fn", "loss_func",
+)  # fmt: skip
 FITS = ("fit", "fit_transform")
 FITTED = ("Scaler", "PCA", "Vectorizer", "SVD", "PowerTransformer", "QuantileTransformer")
 """Ends of the names of classes whose numbers depend on the rows they are fitted on. Encoders are left out: those of the same categories
@@ -110,9 +100,8 @@ def shared(source: Source) -> Fault | None:
         sizes: dict[str, list[ast.expr]] = {}
         for _, name, value in pairs:
             sizes.setdefault(name, []).append(value)
-        made: list[
-            tuple[str, ast.Subscript, int, ast.Slice, int]
-        ] = []  # name, value, axis and bounds of the slice, line
+        made: list[tuple[str, ast.Subscript, int, ast.Slice, int]] = []
+        """Name, value, axis and bounds of the slice, line."""
         for line, name, value in pairs:
             value, axis, cut = sliced(value, episodic=bool(role_of(name)))
             if cut is None or not (split_of(name) or role_of(name)):
@@ -259,17 +248,13 @@ def all_rows(source: Source) -> Fault | None:
     training, read = [], False
     for file, scope in source.scopes:
         nodes = list(inside(scope))
-        counted = {
-            id(n) for c in calls(nodes, "print", "info", "sum", "format") for n in ast.walk(c)
-        }  # how many rows there are
+        # How many rows there are
+        counted = {id(n) for c in calls(nodes, "print", "info", "sum", "format") for n in ast.walk(c)}
         names = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in counted)
         own = {tail(n) for n in names if isinstance(n.ctx, ast.Load)}
         if any(methods(nodes, "backward")):
-            parts = [
-                n
-                for n in only(nodes, ast.For)
-                if trains(n) and not any(calls(ast.walk(n.iter), "range", "trange", "count"))
-            ]
+            parts = [n for n in only(nodes, ast.For) if trains(n)]
+            parts = [n for n in parts if not any(calls(ast.walk(n.iter), "range", "trange", "count"))]
             read |= bool(own & masks or parts)  # a sampler has chosen the rows of each part
             training.append((file, nodes))
         elif own & masks:  # a function that evaluates, or makes the masks, reads several of them

@@ -28,18 +28,8 @@ TENSORS = {"clamp", "index_add", "index_fill", "masked_fill", "masked_scatter", 
 """Methods of tensors that return a new one; with `_` at the end they change it."""
 EFFECTS = (ast.AugAssign, ast.Raise, ast.Assert, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.With, ast.For,
            ast.While, ast.Try, ast.Pass, ast.NamedExpr, ast.Import, ast.ImportFrom, *FUNCTIONS)  # fmt: skip
-PHASES = {
-    "theta",
-    "thetas",
-    "freq",
-    "freqs",
-    "angle",
-    "angles",
-    "phase",
-    "phases",
-    "emb",
-    "pos",
-}  # rotary ones are doubled
+PHASES = {"theta", "thetas", "freq", "freqs", "angle", "angles", "phase", "phases", "emb", "pos"}
+"""Rotary ones are doubled."""
 HOLDERS = ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict")
 MOVES = ("to", "cuda", "float", "half")
 
@@ -286,15 +276,9 @@ def lost_bias(source: Source) -> Fault | None:
             used = own[name]
             lost = biases - used
             whole = any("bias" in words(m) for m in used) or used & methods_of.keys() or own["forward"] & {name}
-            if (
-                name.startswith("_")
-                or name == "forward"
-                or whole
-                or not lost
-                or rest != used
-                or len(rest) < 2
-                or not product(function)
-            ):
+            if name.startswith("_") or name == "forward" or whole or not lost:
+                continue
+            if rest != used or len(rest) < 2 or not product(function):
                 continue
             line, bias = function.lineno, min(lost)
             return (

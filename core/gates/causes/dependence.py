@@ -114,11 +114,8 @@ def _in_the_model(m: Mixture, indices: Sequence[int]) -> str:
             continue
         of = type(m.stage.model.get_submodule(name) if name else m.stage.model).__name__
         place = f"{name} ({of})" if name else f"the model ({of})"
-        whose = (
-            "padding is not masked (only the samples that are padded in this batch change)"
-            if differ <= _padded(m, indices)
-            else ""
-        )
+        padded = differ <= _padded(m, indices)
+        whose = "padding is not masked (only the samples that are padded in this batch change)" * padded
         if _unlike_alone(given, [one[call][1] for one in alone], m.limit):
             if moved := _moved_entries(m, indices):
                 return moved

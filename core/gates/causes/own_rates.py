@@ -59,11 +59,8 @@ def exchanged_betas(optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[st
     """Return (fault, cause) if a mean of the gradient is taken over far more steps than that of its square; both empty if not."""
     for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
-            if (
-                len(betas := group.get("betas", ())) == 2
-                and 0 <= betas[0] < 1
-                and 1 - betas[1] > LONGER * (1 - betas[0])
-            ):
+            betas = group.get("betas", ())
+            if len(betas) == 2 and 0 <= betas[0] < 1 and 1 - betas[1] > LONGER * (1 - betas[0]):
                 first, second = (1 / (1 - b) for b in betas)
                 return (f"optimiser '{name}' averages the gradient over {first:,.0f} steps and its square over {second:,.0f} (betas {betas})",
                         f"the two betas are exchanged: ({betas[1]:g}, {betas[0]:g}) averages the square over more steps")  # fmt: skip

@@ -71,13 +71,8 @@ def _keeps(given: list[dict], used: list[dict], key: str) -> bool:
     own, got = _joined(given, key), _joined(used, key)
     if own.shape == got.shape:
         return torch.equal(own, got)
-    soft = (
-        own.dim() == 1
-        and not own.is_floating_point()
-        and got.dim() == 2
-        and got.is_floating_point()
-        and len(own) == len(got)
-    )
+    kinds = [(x.dim(), x.is_floating_point()) for x in (own, got)]
+    soft = kinds == [(1, False), (2, True)] and len(own) == len(got)
     if not soft or own.min() < 0 or own.max() >= got.shape[1] or got.min() < 0:
         return False
     return bool((got.gather(1, own[:, None]) > 0).all())

@@ -45,15 +45,10 @@ class Watch:
             for step in own(of):
                 self.begun = self.begun or saved(of)
                 if step.index == self.at:
-                    held = {
-                        id(one)
-                        for one in (run, of, of.model, of.ema_model, *of.state.values(), *of.frozen_modules.values())
-                    }
-                    self.kept = {
-                        **_variables(inspect.currentframe().f_back, held),
-                        **_of_functions(loss, of),
-                        **_of_objects(of),
-                    }
+                    known = (run, of, of.model, of.ema_model, *of.state.values(), *of.frozen_modules.values())
+                    held = {id(one) for one in known}
+                    frame = inspect.currentframe().f_back
+                    self.kept = _variables(frame, held) | _of_functions(loss, of) | _of_objects(of)
                     self.handed = _entries(step.batches)
                 yield step
 
@@ -73,11 +68,8 @@ def first_cause(straight: Watch, stopped: dict[str, Any], resumed: Watch) -> str
         first = next((n for n in lost if n.startswith("state.")), lost[0])
         kind, name, *_ = first.split(".")
         part = f"{kind}.{name}." if kind in ("state", "optimizers") else f"{kind}."
-        where = (
-            f"stage.{kind}['{name}']"
-            if kind in ("state", "optimizers")
-            else {"average": "stage.ema_model"}.get(kind, f"stage.{kind}")
-        )
+        where = "stage.ema_model" if kind == "average" else f"stage.{kind}"
+        where += f"['{name}']" * (kind in ("state", "optimizers"))
         own, some = (sum(n.startswith(part) for n in names) for names in (stopped, lost))
         return (f"{where} is not restored: right after loading, {some} of its {own} values differ from those that were saved (see its "
                 "state_dict() and load_state_dict())")  # fmt: skip
@@ -85,11 +77,9 @@ def first_cause(straight: Watch, stopped: dict[str, Any], resumed: Watch) -> str
     if differs:
         more = f"; also {', '.join(differs[1:3])}" if differs[1:] else ""
         was, now = straight.kept[differs[0]][1], resumed.kept[differs[0]][1]
-        values = (
-            f"{was} in the run that went on, {now} after the restart"
-            if was != now
-            else f"{was} in another state after the restart"
-        )
+        values = f"{was} in another state after the restart"
+        if was != now:
+            values = f"{was} in the run that went on, {now} after the restart"
         return f"no checkpoint holds {differs[0]}: {values}{more}"
     handed = [k for k, v in straight.handed.items() if resumed.handed.get(k) != v]
     if handed:

@@ -154,11 +154,8 @@ def _faults(
 
 def _carried(batch: dict, name: str, changes: dict[Path, float], silent: set[Path]) -> bool:
     """Whether an entry that matters is, sample by sample, a sum of this one and others of the same shape."""
-    same = [
-        k
-        for k, v in batch.items()
-        if isinstance(v, Tensor) and v.is_floating_point() and v.shape == batch[name].shape and v[0].numel() > 8
-    ]
+    floats = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    same = [k for k, v in floats.items() if v.shape == batch[name].shape and v[0].numel() > 8]
     for whole in (k for k in same if k != name and (k,) in changes and (k,) not in silent):
         parts = [k for k in same if k != whole]
         columns = torch.stack([to_double(batch[k]).flatten(1) for k in parts], -1)  # (B, D, parts)

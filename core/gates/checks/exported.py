@@ -85,10 +85,8 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
         return 1.0
     size = max((to_double(a).abs().max().item() for a in ours if a.numel()), default=0.0)
-    largest = max(
-        ((to_double(a) - to_double(b)).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
-        default=0,
-    )
+    pairs = ((to_double(a), to_double(b)) for a, b in zip(ours, theirs, strict=True) if a.numel())
+    largest = max(((a - b).abs().max().item() for a, b in pairs), default=0)
     return largest / size if size else float(largest > 0)
 
 

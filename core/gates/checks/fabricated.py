@@ -101,12 +101,8 @@ def _naive_bayes(features: list[tuple[list, list]], y: Tensor, truth: Tensor) ->
         edges = (values[1:] + values[:-1]) / 2  # with few values, each gets its own bin
         if len(values) > BINS:
             edges = x.quantile(torch.linspace(0, 1, BINS + 1, dtype=x.dtype)[1:-1])
-        table = (
-            torch.bincount(torch.bucketize(x, edges) * classes + y, minlength=(len(edges) + 1) * classes).view(
-                -1, classes
-            )
-            + 0.5
-        )
+        cells = torch.bucketize(x, edges) * classes + y
+        table = torch.bincount(cells, minlength=(len(edges) + 1) * classes).view(-1, classes) + 0.5
         score = score + (table / table.sum(0)).log()[torch.bucketize(xv, edges)]
     return (score.argmax(1) == truth).float().mean().item()
 

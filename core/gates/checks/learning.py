@@ -57,11 +57,8 @@ def _train_on_eight(
             return False
         with evaluating(stage.model):
             loss = agreed(context.accelerator, total_loss(run, stage, batch).item())
-        value = (
-            run.measure(stage, view, probe=True)[metric.name]
-            if loss <= found["needed_loss"] or step == expect.overfit_steps
-            else None
-        )
+        due = loss <= found["needed_loss"] or step == expect.overfit_steps
+        value = run.measure(stage, view, probe=True)[metric.name] if due else None
         found["curve"].append((step, loss, value))
         found.update(loss=loss, metric=value, steps=step)
         closed = value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
@@ -359,9 +356,7 @@ def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: 
 
     why = explain_answers_without_input(view, measure, untrained, lambda value: reaches(metric, value, bar))
     inputs = [k for k, f in view.fields.items() if f.role == "input"]
-    lost = (
-        ""
-        if view.blank
-        else named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
-    )
+    lost = ""
+    if not view.blank:
+        lost = named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
     return f"{why}; {lost}" if why and lost else why or lost

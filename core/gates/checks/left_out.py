@@ -23,10 +23,8 @@ class Relabelled(View):
         if self.other is None or index != self.other[1]:
             return sample
         key, was = self.other[0], sample[self.other[0]]
-        return {
-            **sample,
-            key: torch.full_like(was, self.other[2]) if isinstance(was, Tensor) else type(was)(self.other[2]),
-        }
+        label = self.other[2]
+        return {**sample, key: torch.full_like(was, label) if isinstance(was, Tensor) else type(was)(label)}
 
 
 def left_out(run: Run, stage: Stage, val: Data, indices: Sequence[int]) -> list[int]:
@@ -53,11 +51,8 @@ def _silent(run: Run, stage: Stage, val: Data, some: list[int], key: str) -> lis
 
     plain = measured(None)
     labels = [int(val.peek(i, key)) for i in some]
-    return [
-        i
-        for at, (i, label) in enumerate(zip(some, labels, strict=True))
-        if not _matters(plain, measured, key, at, label, n)
-    ]
+    places = enumerate(zip(some, labels, strict=True))
+    return [i for at, (i, label) in places if not _matters(plain, measured, key, at, label, n)]
 
 
 def _matters(plain: dict[str, float], measured: Callable, key: str, position: int, label: int, n: int) -> bool:

@@ -353,11 +353,8 @@ def _processes(context: GateContext, data: Data, indices: list[int], size: int) 
     for rank in range(run.world):
         run.rank = rank
         shares += [i for step in run.steps(stage) for micro in step.keys for _, i in micro]
-    return (
-        []
-        if sorted(shares) == list(range(len(indices)))
-        else ["two processes do not share an epoch: samples twice or never"]
-    )
+    whole = sorted(shares) == list(range(len(indices)))
+    return [] if whole else ["two processes do not share an epoch: samples twice or never"]
 
 
 @gate(
@@ -374,11 +371,8 @@ def new_samples(context: GateContext) -> Finding:
     wrong, measured = [], []
     for name, steps in record.read.items():
         sizes = [len(s) for s in steps.values()]
-        n = (
-            len(stage.data[name])
-            if name in stage.data
-            else sum(len(d) for k, d in stage.data.items() if k not in ("val", "test"))
-        )
+        others = (len(d) for k, d in stage.data.items() if k not in ("val", "test"))
+        n = len(stage.data[name]) if name in stage.data else sum(others)
         if len(steps) < 2 or n < 2 * max(sizes):
             continue  # as many as there are: each iteration may read all
         new = len(set().union(*steps.values()))

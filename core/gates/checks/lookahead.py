@@ -112,7 +112,8 @@ def _effect(
         with _given(module, match.place, source):
             return abs(value(stage, {**batch, match.name: other}) - whole) > 10 * rounding * abs(whole)
 
-    columns = [c for c in _choose(match.columns) if scored(c[0])]
+    ends = (match.columns[i] for i in (len(match.columns) // 2, -1, 0))  # and a place within the sequence
+    columns = [c for c in dict.fromkeys(ends) if scored(c[0])]
     if not columns or (match.shift == 0 and scored(0)):
         return None  # none of its entries is scored here; or the model reconstructs its input
     worst, where = 0.0, ""
@@ -124,11 +125,6 @@ def _effect(
             worst = effect
             where = f"'{match.name}' at {j} is entry {j + match.shift} of what {match.module or 'the model'} reads"
     return worst, where
-
-
-def _choose(columns: tuple) -> list:
-    """Return a place within the sequence, its first and its last."""
-    return list(dict.fromkeys([columns[len(columns) // 2], columns[-1], columns[0]]))
 
 
 def _another(column: Tensor) -> Tensor:
@@ -205,11 +201,7 @@ def _matches(call: _Call, targets: dict[str, Tensor]) -> list[Match]:
     found = []
     for place, given in call.tensors.items():
         for name, target in targets.items():
-            if (
-                given.is_floating_point() != target.is_floating_point()
-                or given.dtype == torch.bool
-                or target.dtype == torch.bool
-            ):
+            if torch.bool in (given.dtype, target.dtype) or given.is_floating_point() != target.is_floating_point():
                 continue
             for goal, source, channel in _channels(target, given):
                 columns = next(

@@ -70,10 +70,9 @@ def _seen(context: GateContext, times: int = 1) -> Seen:
     schedule running and the gradient clipped almost to zero."""
 
     def rehearse() -> Seen:
-        cfg = replace(
-            context.cfg,
-            optim=replace(context.cfg.optim, clip=CLIP if math.isfinite(context.cfg.optim.clip) else math.inf),
-        )
+        optim = context.cfg.optim
+        optim = replace(optim, clip=CLIP if math.isfinite(optim.clip) else math.inf)
+        cfg = replace(context.cfg, optim=optim)
         units = times * (FEW_UNITS if context.expect.gate_batch_size else UNITS)
         size = max(1 if context.expect.gate_batch_size else 8, context.accelerator.num_processes * cfg.train.accumulate)
         run, stage = context.build(Rehearsal(steps=units, batch_size=size), cfg)

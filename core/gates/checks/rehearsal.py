@@ -66,10 +66,6 @@ def _dropped(record: Record) -> tuple[str, str]:
             f"dropout takes the drop probability: {1 - record.dropped:.2g}, if {record.dropped:.2g} is the keep probability")  # fmt: skip
 
 
-def _tolerance(run: Run) -> float:
-    return 0.01 if run.precision == "fp32" else 0.05
-
-
 @gate(
     "wiring",
     rows="C3 C9",
@@ -108,7 +104,7 @@ def wiring(context: GateContext) -> Finding:
         wrong.append(f"non-finite gradient in {record.nonfinite[0]}")
     if record.frozen_moved:
         wrong.append(f"{len(record.frozen_moved)} frozen tensors moved, e.g. {record.frozen_moved[0]}")
-    fault = _gradient_fault(record, context.cfg.optim.clip, tolerance=_tolerance(run))
+    fault = _gradient_fault(record, context.cfg.optim.clip, tolerance=0.01 if run.precision == "fp32" else 0.05)
     dropped, kept = _dropped(record)
     lost, falls = _lost_weights(run, stage, trained)
     wrong += [x for x in (fault, dropped, lost) if x]
@@ -192,12 +188,8 @@ def _unlisted(stage: Stage) -> list[str]:
     for prefix in frozen:
         if (own := [n for n in names if n.startswith(prefix)]) and all(n in trained for n in own):
             wrong.append(f"{prefix} is declared frozen, and all of its {len(own)} tensors are in an optimiser")
-    empty = [
-        f"{k}[{g.get('name', i)}]"
-        for k, o in stage.optimizers.items()
-        for i, g in enumerate(o.param_groups)
-        if not g["params"]
-    ]
+    groups = [(k, i, g) for k, o in stage.optimizers.items() for i, g in enumerate(o.param_groups)]
+    empty = [f"{k}[{g.get('name', i)}]" for k, i, g in groups if not g["params"]]
     if empty:
         wrong.append(f"empty optimiser groups: {', '.join(empty)}")
     inside = {id(p) for p in stage.model.parameters()}

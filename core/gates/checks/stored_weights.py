@@ -93,11 +93,8 @@ def ema(context: GateContext) -> Finding:
             f"after the run's {round(total / each):,} updates, {left**whole:.0%} of the average are still the untrained weights"
         )
     measured = f"decays {_shorten(decays)} over {steps} steps"
-    measured += (
-        ""
-        if late is None
-        else f", {late:.4f} after {updates:,} updates, {left**whole:.1%} of the untrained weights left"
-    )
+    if late is not None:
+        measured += f", {late:.4f} after {updates:,} updates, {left**whole:.1%} of the untrained weights left"
     return Finding(
         not wrong, f"{'; '.join(wrong)}; {measured}" if wrong else measured,
         f"updated in train(), a decay of at least {due:.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",

@@ -41,12 +41,9 @@ class Bootstrapped:
 
     def compared(self, prediction: Tensor, target: Tensor, credit: Credit) -> None:
         """Compare the targets of one loss with rewards and values."""
-        if (
-            not self.outputs
-            or self.calls >= CALLS
-            or target.numel() != len(target)
-            or prediction.numel() != len(target)
-        ):
+        if not self.outputs or self.calls >= CALLS:
+            return
+        if target.numel() != len(target) or prediction.numel() != len(target):
             return
         self.calls += 1
         below = set(nodes(prediction.grad_fn, most=NODES, nearest=True))
@@ -74,9 +71,8 @@ class Bootstrapped:
             return False
         weights = torch.linalg.lstsq(columns[~ended], y[~ended, None], driver="gelsd").solution[:, 0]
         left, least = columns @ weights - y, EXACT * float(y[~ended].std())
-        rewarded = (
-            float((columns[~ended, 1:] @ weights[1:]).abs().mean()) > least
-        )  # else it is no target: an old log-probability
+        # Else it is no target: an old log-probability
+        rewarded = float((columns[~ended, 1:] @ weights[1:]).abs().mean()) > least
         if float(left[~ended].std()) > least or not rewarded or not 0.3 < float(weights[0]) < 1.1:
             return False
         if float(reward.std()) > 0:

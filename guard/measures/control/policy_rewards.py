@@ -45,9 +45,8 @@ class Credit:
         self.scored: dict[tuple[int, int, int], float] = {}  # the action whose log-probability was taken there
         self.weights: dict[tuple[int, int], Tensor] = {}
         """By the number of recorded steps and the address of the observations: the weights of a batch's actions."""
-        self.values: dict[
-            tuple[int, int], tuple[Tensor, Tensor]
-        ] = {}  # likewise: a critic's values, and their gradient
+        self.values: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """Likewise: a critic's values, and their gradient."""
         self.guesses: dict[tuple[int, int, int], float] = {}  # a critic's value of each step that was looked at alone
         self.inputs: set[bytes] = set()  # rows that models with gradients got
         self.calls: list[int] = []  # recorded steps at each such call
@@ -272,10 +271,8 @@ def critic(one: Credit) -> str:
             value, grad = one.values[key]
             if len(value) == len(weights):
                 first[key[0]] = weights, value, grad
-    left = [
-        (unexplained_share(grad, weights), unexplained_share(grad, weights, value))
-        for weights, value, grad in first.values()
-    ]
+    share = unexplained_share
+    left = [(share(grad, weights), share(grad, weights, value)) for weights, value, grad in first.values()]
     if len(left) >= 3 and all(a > 3e-3 and b < 0.03 * a for a, b in left):
         return "the critic's targets lack its own values: advantages, and not returns (advantages + values)"
     return ""

@@ -109,12 +109,9 @@ def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
     picture, mask = to_double(leaves[0]), to_double(leaves[1])
     axes = 3 if picture.dim() == 4 else 2
     shape = picture.shape[-axes:]
-    if (
-        mask.shape[-axes:] != shape
-        or mask.numel() != math.prod(shape)
-        or picture.dim() > 4
-        or not leaves[0].is_floating_point()
-    ):
+    if mask.shape[-axes:] != shape or mask.numel() != math.prod(shape):
+        return None
+    if picture.dim() > 4 or not leaves[0].is_floating_point():
         return None
     if (leaves[1].is_floating_point() and bool(((mask != 0) & (mask != 1)).any())) or len(picture.unique()) <= 16:
         return None  # another view of the picture

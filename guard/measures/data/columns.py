@@ -91,15 +91,11 @@ def of_series(train: Any, data: Any) -> bool:
 def tables(data: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tables of numbers that a data set holds in memory, with their names."""
     for name, x in arrays(data):
-        if (
-            x.ndim == 2
-            and 0 < x.shape[1] <= WIDTH
-            and x.shape[0] * x.shape[1] <= TABLE
-            and not isinstance(x, np.memmap)
-        ):
-            held = x.detach().cpu() if isinstance(x, Tensor) else torch.tensor(x)
-            if held.is_floating_point():
-                yield name, held
+        if x.ndim != 2 or not 0 < x.shape[1] <= WIDTH or x.shape[0] * x.shape[1] > TABLE or isinstance(x, np.memmap):
+            continue
+        held = x.detach().cpu() if isinstance(x, Tensor) else torch.tensor(x)
+        if held.is_floating_point():
+            yield name, held
 
 
 def scaled_together(columns: list[Tensor]) -> str:

@@ -7,10 +7,8 @@ from trainworthy.guard.hooks.trees import tensors
 CALLS = 4  # calls of a model that must agree
 GRAPHS = 4  # of a batch, at least
 MOST = 40  # calls that are read
-CROSSING = (
-    0.05,
-    0.98,
-)  # share of edges between graphs: none in a batch of graphs, all where edges are meant to join them
+CROSSING = (0.05, 0.98)
+"""Share of edges between graphs: none in a batch of graphs, all where edges are meant to join them."""
 BARE = 0.25  # share of a batch's graphs with edges
 
 

@@ -132,11 +132,8 @@ def belonging(a: Tensor, b: Tensor) -> float | None:
     where = torch.linspace(0, len(a) - 1, min(SAMPLE, len(a)), device="cpu").long()
     x, y = (v.detach().cpu()[where].reshape(len(where), -1)[:, :WIDTH].double() for v in (a, b))
     if not b.is_floating_point():
-        y = (
-            torch.nn.functional.one_hot(y[:, 0].long() - int(y.min()), int(y.max() - y.min()) + 1).double()
-            if y.max() - y.min() < WIDTH
-            else y
-        )
+        low, high = int(y.min()), int(y.max())
+        y = torch.nn.functional.one_hot(y[:, 0].long() - low, high - low + 1).double() if high - low < WIDTH else y
     x, y = ((v - v.mean(0)) / v.std(0).clamp_min(1e-12) for v in (x, y))
     usual = float((y - y.roll(len(y) // 2 + 1, 0)).norm(dim=1).mean())
     return float((y - y[nearest(-torch.cdist(x, x), own=True)]).norm(dim=1).mean()) / usual if usual > 0 else None

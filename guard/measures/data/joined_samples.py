@@ -94,11 +94,7 @@ def graphs(leaves: list) -> bool:
             continue
         steps, count = x.diff(), int(x[-1]) + 1
         fits = bool((steps <= 1).all()) and 1 < count <= len(x) // 2
-        if (
-            fits
-            and any(y is not x and len(y) == count for y in tensors)
-            and any(y is not x and len(y) == len(x) for y in tensors)
-        ):
+        if fits and {count, len(x)} <= {len(y) for y in tensors if y is not x}:
             return True
     return False
 

@@ -40,11 +40,9 @@ def check(train: DataLoader, others: list[DataLoader], limit: float) -> tuple[st
         theirs = spaced(other.dataset, READ, limit, row_of)
         total = sizes + Counter(label for _, label in theirs)
         classes = [k for k in sizes if sum(label == k for _, label in theirs) >= ROWS]
-        if (
-            len(classes) < 2
-            or len(sizes) > 20
-            or max(total[k] for k in classes) > EVEN * min(total[k] for k in classes)
-        ):
+        if len(classes) < 2 or len(sizes) > 20:
+            continue
+        if max(total[k] for k in classes) > EVEN * min(total[k] for k in classes):
             continue
         share = {k: [content in known for content, label in theirs if label == k] for k in classes}
         part = {k: sum(x) / len(x) for k, x in share.items()}

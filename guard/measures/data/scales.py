@@ -132,11 +132,9 @@ def flat(trained: Measures) -> str:
     if trained.dim != 4 or len(rows) < 3:
         return ""
     mean, spread = pooled(rows)
-    return (
-        f"pictures are almost constant: mean {mean:.3g}, standard deviation {spread:.2g}"
-        if spread < FLAT * abs(mean)
-        else ""
-    )
+    if spread >= FLAT * abs(mean):
+        return ""
+    return f"pictures are almost constant: mean {mean:.3g}, standard deviation {spread:.2g}"
 
 
 def known_range(ends: list[tuple[float, float]]) -> tuple[float, float] | None:

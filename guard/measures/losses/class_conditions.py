@@ -22,9 +22,8 @@ class Conditions:
     def __init__(self) -> None:
         self.calls = 0
         self.given: dict[int, list[Tensor]] = {}  # model -> labels that its last call got
-        self.heads: dict[
-            int, tuple[int, int, list[Tensor]]
-        ] = {}  # address of a critic's scores -> critic, maker, labels
+        self.heads: dict[int, tuple[int, int, list[Tensor]]] = {}
+        """Address of a critic's scores -> critic, maker, labels."""
         self.pairs: dict[tuple[int, int], list[int]] = {}  # critic and maker -> calls with the same labels, with others
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, maker: int) -> None:
@@ -61,15 +60,10 @@ def labels(args: tuple, kwargs: dict) -> list[Tensor]:
     for x in (*args, *kwargs.values()):
         if not isinstance(x, Tensor) or not x.dim() or len(x) < 4:
             continue
+        flags = x.dim() == 2 and x.shape[1] > 1 and not x.requires_grad and bool(((x == 0) | (x == 1)).all())
         if x.dim() == 1 and x.dtype in (torch.int64, torch.int32):
             found.append(x.detach().long())
-        elif (
-            x.dim() == 2
-            and x.shape[1] > 1
-            and not x.requires_grad
-            and bool(((x == 0) | (x == 1)).all())
-            and bool((x.sum(1) == 1).all())
-        ):
+        elif flags and bool((x.sum(1) == 1).all()):
             found.append(x.argmax(1))
     return [x.clone() for x in found if bool((x != x[0]).any())]
 

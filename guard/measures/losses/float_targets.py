@@ -34,9 +34,8 @@ class Fits:
         self.batches: deque = deque(maxlen=4)  # entries of the last batches
         self.calls = 0
         self.own = False  # the target is also the model's input
-        self.last: dict[
-            int, int
-        ] = {}  # address of a prediction in this step -> entry of the batch that it was compared with
+        self.last: dict[int, int] = {}
+        """Address of a prediction in this step -> entry of the batch that it was compared with."""
         self.at = -1
         self.homes: set[int] = set()  # memory of the last outputs of a model
         self.direct = 0  # predictions that are such an output itself
@@ -56,13 +55,9 @@ class Fits:
         """Record one loss with gradients; `out`: its value."""
         if target.requires_grad and not prediction.requires_grad:
             prediction, target = target, prediction
-        if (
-            self.calls >= CALLS
-            or root is None
-            or not prediction.requires_grad
-            or target.requires_grad
-            or not target.dim()
-        ):
+        if self.calls >= CALLS or root is None:
+            return
+        if not prediction.requires_grad or target.requires_grad or not target.dim():
             return
         if name != "ctc_loss" and (prediction.shape != target.shape or target.numel() < 2):
             return
@@ -158,13 +153,9 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 def part(x: Tensor, target: Tensor) -> bool:
     """Return whether a target is the beginning or the end of each row of an entry, for example the last steps of a window or its last columns."""
-    if (
-        x.dim() != target.dim()
-        or x.dim() < 2
-        or len(x) != len(target)
-        or not target.is_floating_point()
-        or x.shape == target.shape
-    ):
+    if x.dim() != target.dim() or x.dim() < 2 or len(x) != len(target):
+        return False
+    if not target.is_floating_point() or x.shape == target.shape:
         return False
     if not x.is_floating_point() or any(t > n for t, n in zip(target.shape, x.shape, strict=True)):
         return False

@@ -81,7 +81,5 @@ class Logits:
 @torch.no_grad()
 def classes_last(y: Tensor, like: Tensor) -> Tensor | None:
     """Return scores (B, C, T) of tokens (B, T) as (B, T, C); None for any other shape."""
-    fits = (
-        y.dim() == like.dim() + 1 and y.shape[0] == like.shape[0] and y.shape[2:] == like.shape[1:] and y.shape[1] > 1
-    )
+    fits = y.dim() == like.dim() + 1 and y.shape[:1] + y.shape[2:] == like.shape and y.shape[1] > 1
     return y.movedim(1, -1) if fits else None

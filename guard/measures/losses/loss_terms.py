@@ -56,12 +56,10 @@ class Terms:
             return
         row = []
         for edge, sign in parts:
-            (pull,) = torch.autograd.grad(
-                edge, outputs[0], loss.new_tensor(-sign), retain_graph=True, allow_unused=True
-            )
-            row.append(
-                0.0 if pull is None else pearson(residual_of_curve(to_double(pull.detach().flatten()[where]), o), left)
-            )
+            weight = loss.new_tensor(-sign)
+            (pull,) = torch.autograd.grad(edge, outputs[0], weight, retain_graph=True, allow_unused=True)
+            pulled = None if pull is None else residual_of_curve(to_double(pull.detach().flatten()[where]), o)
+            row.append(0.0 if pulled is None else pearson(pulled, left))
         self.rows.append(row)
 
 

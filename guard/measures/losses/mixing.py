@@ -35,14 +35,9 @@ class Mixing:
 
     def output(self, out: Any, given: Tensor, batches: Any) -> None:
         """Note a model's logits: their gradient tells which soft targets a loss had, however it is written."""
-        if (
-            self.outputs >= LOOKS
-            or not isinstance(out, Tensor)
-            or not out.requires_grad
-            or out.dim() != 2
-            or not 2 < out.shape[1] <= 1000
-            or not len(batches)
-        ):
+        if self.outputs >= LOOKS or not isinstance(out, Tensor) or not out.requires_grad:
+            return
+        if out.dim() != 2 or not 2 < out.shape[1] <= 1000 or not len(batches):
             return
         inputs = [x for batch in batches for x in batch if x.shape == given.shape and x.is_floating_point()]
         if not inputs or any(address_of(x) == address_of(given) for x in inputs):  # nothing is mixed
@@ -61,11 +56,9 @@ class Mixing:
         """Note the result of log_softmax: its gradient is the soft target with the sign reversed, however the loss is written."""
         last = list(batches)
         inputs = [x for batch in last for x in batch if x.shape == given.shape and x.is_floating_point()]
-        if (
-            self.outputs >= LOOKS
-            or not 2 < out.shape[1] <= 1000
-            or any(address_of(x) == address_of(given) for x in inputs)
-        ):
+        if self.outputs >= LOOKS or not 2 < out.shape[1] <= 1000:
+            return
+        if any(address_of(x) == address_of(given) for x in inputs):
             return
         self.outputs += 1
 
@@ -83,13 +76,9 @@ class Mixing:
         """Note a loss with class targets: two of them on one output, weighed by lam and 1 - lam, are a mixed target."""
         before, self.last = self.last, None
         self.terms += 1
-        if (
-            self.terms > 2 * CALLS
-            or not isinstance(out, Tensor)
-            or out.dim()
-            or not out.requires_grad
-            or logits.dim() != 2
-        ):
+        if self.terms > 2 * CALLS or not isinstance(out, Tensor) or out.dim():
+            return
+        if not out.requires_grad or logits.dim() != 2:
             return
         one = self.last = Term(address_of(logits), target.detach())
         other = before if before is not None and before.place == one.place else None

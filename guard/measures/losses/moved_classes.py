@@ -48,15 +48,10 @@ def following(code: CodeType, instruction: int) -> ast.Call | None:
     """Return the call of view() or reshape() of the result of the call that an instruction makes."""
     place = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     for node in ast.walk(tree(code.co_filename)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Call)
-        ):
-            inner = node.func.value
-            here = (inner.lineno, inner.end_lineno, inner.col_offset, inner.end_col_offset) == place
-            if here and node.func.attr in ("view", "reshape", "view_as", "reshape_as"):
-                return node
+        match node:
+            case ast.Call(ast.Attribute(ast.Call() as inner, "view" | "reshape" | "view_as" | "reshape_as")):
+                if (inner.lineno, inner.end_lineno, inner.col_offset, inner.end_col_offset) == place:
+                    return node
     return None
 
 

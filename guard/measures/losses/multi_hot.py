@@ -40,9 +40,7 @@ class MultiHot:
         """Note the target of one call of a binary loss: cumulative targets y > k of classes in order."""
         if target.dim() == 2 and target.shape[1] > 2 and len(target) > 1 and self.stairs < CALLS:
             y = target.detach()
-            ordered = (
-                bool(((y == 0) | (y == 1)).all()) and bool((y.diff(dim=1) <= 0).all()) and bool((y.sum(1) > 1).any())
-            )
+            ordered = bool(((y == 0) | (y == 1)).all() and (y.diff(dim=1) <= 0).all() and (y.sum(1) > 1).any())
             self.stairs += ordered
             self.certain += ordered and bool((y[:, 0] == 1).all())
 

@@ -55,12 +55,8 @@ class Pairing:
 
     def _compare(self, target: Tensor, leaves: list[Tensor]) -> int | None:
         """Return how many targets are not those of their inputs; None if rows of the batch are not recognised."""
-        inputs = [
-            (x, g)
-            for g in self.given
-            for x in leaves
-            if x.shape == g.shape and x.dtype.is_floating_point == g.dtype.is_floating_point
-        ]
+        every = [(x, g) for g in self.given for x in leaves if x.shape == g.shape]
+        inputs = [(x, g) for x, g in every if x.is_floating_point() == g.is_floating_point()]
         orders = [o for x, g in inputs if (o := order(x, g)) is not None and len(o) == len(target)]
         if not orders:  # or the targets are joined in one row (CTC): not one for each sample
             return None

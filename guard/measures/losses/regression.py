@@ -29,9 +29,8 @@ class Regression:
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
         self.conditions: dict[int, list[Tensor]] = {}  # further inputs with one number per sample (time)
         self.noisy = 0
-        self.strange: list[
-            tuple[float, int]
-        ] = []  # correlation of drawn noise with an input that does not hold it, entries
+        self.strange: list[tuple[float, int]] = []
+        """Correlation of drawn noise with an input that does not hold it, entries."""
         self.held: list[tuple[float, int]] = []  # correlation of an input with noise that its target holds, entries
         self.draws: deque = deque(maxlen=8)  # the last noise that was drawn
         self.hidden = Hidden()
@@ -164,12 +163,8 @@ def with_target(given: list[Tensor], target: Tensor, root: tuple) -> tuple | Non
 def joined(given: list[Tensor], target: Tensor, batches: Any) -> tuple[Tensor | None, list[Tensor]]:
     """Split a flat input (N, D + k) into the noisy sample (N, D) and the other columns (the noise level, in small nets). The noisy sample is the
     part that correlates more with the batch's sample."""
-    clean = [
-        c.reshape(target.shape)
-        for leaves in batches
-        for c in leaves
-        if c.is_floating_point() and c.numel() == target.numel()
-    ]
+    every = [x for leaves in batches for x in leaves if x.is_floating_point()]
+    clean = [x.reshape(target.shape) for x in every if x.numel() == target.numel()]
     n = target[0].numel()
     for i, x in enumerate(given):
         if (

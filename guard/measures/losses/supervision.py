@@ -22,9 +22,8 @@ class Soft:
 
     def __init__(self) -> None:
         self.classes = 0
-        self.rows: list[
-            tuple[Tensor, Tensor, float]
-        ] = []  # class, most probable class of the soft target, its probability
+        self.rows: list[tuple[Tensor, Tensor, float]] = []
+        """Class, most probable class of the soft target, its probability."""
 
     def note(self, target: Tensor, batch: Any) -> None:
         """Note the soft targets (N, C) of one call, if the batch has one entry of N classes that are as many as C."""

@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
 from trainworthy.guard.measures.data.interpolated import seams
-from trainworthy.guard.measures.losses.supervision import (
-    masking,
-    one_for_all,
-    other_side,
-    padded,
-    plateaus,
-    unmasked,
-)
+from trainworthy.guard.measures.losses.supervision import masking, one_for_all, other_side, padded, plateaus, unmasked
 
 ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -61,9 +54,8 @@ def describe(
         logs = torch.log_softmax(logits.float(), 1) if name == "cross_entropy" else logits.float()
         rows = torch.nonzero(flat != ignore).flatten()[:4096]
         row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
-        row["zeros"] = (
-            float((input == 0).float().mean()) if name == "cross_entropy" and float(input.min()) == 0 else 0.0
-        )
+        least = name == "cross_entropy" and float(input.min()) == 0
+        row["zeros"] = float((input == 0).float().mean()) if least else 0.0
         row["shift"], row["seams"] = shifts(flat, ignore, root), seams(target, ignore)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
@@ -238,14 +230,14 @@ def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | No
     except (TypeError, ValueError):
         given = dict(enumerate(args)) | kwargs
     for name, value in [*given.items(), *given.get("kwargs", {}).items()]:
-        if (
-            isinstance(value, Tensor)
-            and value.dtype == torch.int64
-            and value.dim() == 2
-            and str(name).lower() not in GOALS
-        ):
+        if is_tokens(value) and str(name).lower() not in GOALS:
             return value
     return None
+
+
+def is_tokens(x: Any) -> bool:
+    """Return whether a model's argument has the type and the shape of token ids (B, T)."""
+    return isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2
 
 
 def decoder_tokens(
@@ -254,13 +246,7 @@ def decoder_tokens(
     """Return what a decoder of a model with several inputs of tokens reads: those whose next ones are the targets, or these themselves."""
     first = tokens_of(module, args, kwargs)
     for x in (*args, *kwargs.values()):
-        if (
-            isinstance(x, Tensor)
-            and x is not first
-            and x.dtype == torch.int64
-            and x.dim() == 2
-            and x.numel() == flat.numel()
-        ):
+        if is_tokens(x) and x is not first and x.numel() == flat.numel():
             y = flat.view(x.shape)
             if min(x.shape) > 1 and (fits(x, y, shift, ignore) or fits(x.t(), y.t(), shift, ignore)):
                 return x

@@ -36,9 +36,8 @@ class Trail:
         # A few weights of the averages: the best of them may be loaded at the end
         self.averaged: set[tuple[float, ...]] = set()
         self.found: list[Average] = []
-        self.stale: dict[
-            str, int
-        ] = {}  # kind of an average whose batch norms have no statistics -> step of its last evaluation
+        self.stale: dict[str, int] = {}
+        """Kind of an average whose batch norms have no statistics -> step of its last evaluation."""
 
     def step(self, parameters: list[Tensor]) -> None:
         """Note weights after a step."""
@@ -82,11 +81,8 @@ class Trail:
 
 def without_statistics(module: nn.Module) -> bool:
     """Return whether all batch norms that use their statistics have those with which they were built: mean 0, variance 1."""
-    norms = [
-        m
-        for m in module.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None and not m.training
-    ]
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.training]
+    norms = [m for m in norms if m.running_mean is not None]
     return bool(norms) and all(not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms)
 
 

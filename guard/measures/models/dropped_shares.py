@@ -51,11 +51,9 @@ class Shares:
         """Return what was measured and its cause."""
         for p, names in self.names.items():
             dropped = {k: v for k, v in names.items() if DROP.fullmatch(k)}
-            if (
-                p not in self.alive
-                or any(near(v, p) for v in dropped.values())
-                or any(near(q, 1 - p) for q in self.made)
-            ):
+            if p not in self.alive:
+                continue
+            if any(near(v, p) for v in dropped.values()) or any(near(q, 1 - p) for q in self.made):
                 continue
             kept = next((k for k, v in names.items() if k not in dropped and near(v, p)), None)
             rest = next((k for k, v in dropped.items() if near(v, 1 - p)), None)

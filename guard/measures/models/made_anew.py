@@ -13,9 +13,8 @@ class MadeAnew:
 
     def __init__(self) -> None:
         self.parts: dict[int, set[int]] = {}  # a model -> its modules
-        self.seen: dict[
-            tuple, dict[int, tuple[set[int], list[float]]]
-        ] = {}  # kind -> module -> steps, entries of its weights
+        self.seen: dict[tuple, dict[int, tuple[set[int], list[float]]]] = {}
+        """Kind -> module -> steps, entries of its weights."""
 
     def call(self, module: nn.Module, root: nn.Module, step: int) -> None:
         """Note a module that runs within a call of `root` with gradients. The caller keeps it alive, so its id is its own."""

@@ -16,9 +16,7 @@ def without(group: Group, flat: bool) -> str:
         return (
             "no loss depends on this optimiser's tensors: they are those of another model (a teacher, the one before)"
         )
-    often = (
-        "factors of one product that all start at zero, or a mask that is always 0; or "
-        if flat and not swept(group)
-        else ""
-    )
+    often = ""
+    if flat and not swept(group):
+        often = "factors of one product that all start at zero, or a mask that is always 0; or "
     return often + "zero_grad() is called between backward() and step(), or step() before backward()"

@@ -25,10 +25,8 @@ FEWEST = 256
 STEPS, CLEAR = 96, 3.0  # steps of sampling that are read; standard errors from which a weight has a sign
 SIGNED, MOSTLY = 6, 0.9  # fewest steps with a sign, and the share of them that must agree
 SAMPLE, NOISE = "the sample", "the noise that was added"
-FORWARDS, BACKWARDS = (
-    "the velocity from noise to sample",
-    "the velocity from sample to noise",
-)  # of a straight path (flow matching)
+FORWARDS, BACKWARDS = "the velocity from noise to sample", "the velocity from sample to noise"
+"""Of a straight path (flow matching)."""
 BEYOND = 0.5  # share of the sampling loop's times that lie outside of training's, by more than its range
 LARGEST = 200_000  # numbers of a batch of samples that are compared
 
@@ -135,13 +133,9 @@ class Sampling:
         signs = self.paired if kind in (FORWARDS, BACKWARDS) and self.guided else self.signs
         (sign, most) = (signs.most_common(1) or [(0, 0)])[0]
         due = {SAMPLE: 1, NOISE: -1, FORWARDS: 1, BACKWARDS: -1}.get(kind)
-        if (
-            due in (None, sign)
-            or not sign
-            or (self.guided and signs is self.signs)
-            or count < 8
-            or count < 0.95 * sum(self.targets.values())
-        ):
+        if due in (None, sign) or not sign or (self.guided and signs is self.signs):
+            return None
+        if count < 8 or count < 0.95 * sum(self.targets.values()):
             return None
         if most < SIGNED or most < MOSTLY * sum(signs.values()):
             return None

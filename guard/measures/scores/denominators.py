@@ -42,14 +42,10 @@ def check(row: Mapping[str, Any], output: str, span: list[int]) -> tuple[str, st
     if any(abs(x - row["right"] / row["rows"]) <= 10.0**-digits for x, digits in shares if digits > 1):
         return None
     found = ((x, explain(x, digits, row)) for x, digits in shares)
-    return next(
-        (
-            (f"the script prints {x:.5g}, with {row['right']} of {row['rows']} samples right", cause)
-            for x, cause in found
-            if cause
-        ),
-        None,
-    )
+    for x, cause in found:
+        if cause:
+            return f"the script prints {x:.5g}, with {row['right']} of {row['rows']} samples right", cause
+    return None
 
 
 def always(evaluations: Sequence[tuple[Mapping[str, Any], list[int]]], output: str) -> tuple[str, str] | None:

@@ -28,12 +28,9 @@ def dropped(trainer: Any) -> tuple[str, str] | None:
     rows, model = trainer.train_dataset, trainer.model
     columns = getattr(rows, "column_names", None)
     library = type(model).__module__.split(".")[0] in LIBRARIES
-    if (
-        not isinstance(columns, list)
-        or library
-        or not getattr(trainer.args, "remove_unused_columns", False)
-        or not len(rows)
-    ):
+    if not isinstance(columns, list) or library or not getattr(trainer.args, "remove_unused_columns", False):
+        return None
+    if not len(rows):
         return None
     taken = inspect.signature(model.forward).parameters
     if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
@@ -167,12 +164,9 @@ def misplaced(trainer: Any) -> tuple[str, str] | None:
     """A reward function gives the same rows other rewards where they come in another order. Groups of one prompt stay together."""
     rows, group = trainer.train_dataset, max(1, int(getattr(trainer, "num_generations", 0) or 1))
     columns, count = getattr(rows, "column_names", None), max(3, REWARDED // group)
-    if (
-        not isinstance(columns, list)
-        or "prompt" not in columns
-        or not hasattr(rows, "__getitem__")
-        or len(rows) < count
-    ):
+    if not isinstance(columns, list) or "prompt" not in columns:
+        return None
+    if not hasattr(rows, "__getitem__") or len(rows) < count:
         return None
     some = [rows[i] for i in range(count) for _ in range(group)]
     order = [*range(group, len(some)), *range(group)]

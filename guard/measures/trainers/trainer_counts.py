@@ -39,11 +39,9 @@ def undivided(trainer: Any) -> tuple[str, str] | None:
     if one != twice:
         return None
     own = trainer.compute_loss_func is not None
-    fix = (
-        "divide a sum by num_items_in_batch in compute_loss_func"
-        if own
-        else "set `model.accepts_loss_kwargs = False` before the Trainer is built"
-    )
+    fix = "set `model.accepts_loss_kwargs = False` before the Trainer is built"
+    if own:
+        fix = "divide a sum by num_items_in_batch in compute_loss_func"
     return (
         f"{parts} micro-batches are added undivided: the loss is {one:.4g} for {int(items)} items and for {2 * int(items)}",
         f"the loss is a mean that ignores num_items_in_batch, and the Trainer divides by nothing else: {fix}",

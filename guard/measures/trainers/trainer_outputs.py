@@ -20,10 +20,8 @@ MOST_CUT = 0.5  # of the labels
 
 def evaluated(trainer: Any, most: int) -> tuple[list[Any], Callable]:
     """Return some rows of the evaluation, or of the training if there is none, and what collates them."""
-    data, collate = (
-        trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset,
-        trainer.data_collator,
-    )
+    data = trainer.train_dataset if trainer.eval_dataset is None else trainer.eval_dataset
+    collate = trainer.data_collator
     data = next(iter(data.values()), None) if isinstance(data, Mapping) else data
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or not len(data):
         return [], collate

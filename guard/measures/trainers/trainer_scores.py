@@ -127,10 +127,8 @@ def compared(trainer: Any, like: Any, labels: Any) -> tuple[str, str] | None:
         return None
     wrong_answers = as_predictions(trainer, like, others(labels))
     worse = scored(trainer, wrong_answers, labels) if wrong_answers is not None else {}
-    measured = ", ".join(
-        f"{n} {best[n]:.3f} for the labels themselves, {worse.get(n, 0.0):.3f} for other ones" for n in names
-    )
-    measured += f", on {len(labels)} samples"
+    both = (f"{n} {best[n]:.3f} for the labels themselves, {worse.get(n, 0.0):.3f} for other ones" for n in names)
+    measured = f"{', '.join(both)}, on {len(labels)} samples"
     if np.issubdtype(labels.dtype, np.integer) and causal(trainer.accelerator.unwrap_model(trainer.model)):
         same = scored(trainer, _unshifted(like, labels), labels)
         if any(same.get(n, 0.0) > max(best[n], ENOUGH) for n in names):
@@ -167,11 +165,8 @@ def _of_numbers(trainer: Any, best: dict[str, float], like: np.ndarray, labels: 
     worse = scored(trainer, far, labels) if far is not None else {}
     known = {n: more_is_better(n) for n in best if n != "loss" and n in worse}
     bad = [n for n, up in known.items() if up is False and worse[n] > 0 and best[n] > 0.2 * worse[n]]
-    bad += [
-        n
-        for n, up in known.items()
-        if up and n.lower().removeprefix("eval_") in ("r2", "pearson", "spearman") and best[n] < 0.8
-    ]
+    of_one = [n for n, up in known.items() if up and n.lower().removeprefix("eval_") in ("r2", "pearson", "spearman")]
+    bad += [n for n in of_one if best[n] < 0.8]
     if not any(up is not None for up in known.values()):
         return None
     measured = ", ".join(f"{n} {best[n]:.3g}" for n in known if known[n] is not None) + " for the targets themselves"
@@ -205,8 +200,5 @@ def _predicted(trainer: Any, batch: dict) -> tuple[np.ndarray, np.ndarray, int] 
         _, logits, labels = trainer.prediction_step(trainer.model, dict(batch), prediction_loss_only=False)
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         return None
-    return (
-        (logits.float() if logits.is_floating_point() else logits).cpu().numpy(),
-        labels.cpu().numpy(),
-        logits.numel(),
-    )
+    plain = logits.float() if logits.is_floating_point() else logits  # numpy has no bfloat16
+    return plain.cpu().numpy(), labels.cpu().numpy(), logits.numel()

@@ -91,11 +91,8 @@ def merged(trainer: Any) -> tuple[str, str] | None:
     if not some or not all(isinstance(row["prompt"], str) for row in some):
         return None
     alone = [tokenize(text=row["prompt"])["input_ids"] for row in some]
-    pairs = [
-        (own, list(row["input_ids"]))
-        for own, row in zip(alone, some, strict=True)
-        if 1 < len(own) <= len(row["input_ids"])
-    ]
+    pairs = [(own, list(row["input_ids"])) for own, row in zip(alone, some, strict=True)]
+    pairs = [(own, ids) for own, ids in pairs if 1 < len(own) <= len(ids)]
     merged = sum(ids[: len(own) - 1] == own[:-1] and ids[len(own) - 1] != own[-1] for own, ids in pairs)
     if merged <= MOST_MERGED * len(some):
         return None
@@ -178,13 +175,9 @@ def masked(trainer: Any, model: nn.Module, batch: dict) -> tuple[str, str] | Non
     """A model of the next token gets masked tokens, and is scored where they are."""
     mask = getattr(trainer.processing_class, "mask_token_id", None)
     ids, labels = batch.get("input_ids"), batch.get("labels")
-    if (
-        mask is None
-        or not causal(model)
-        or not isinstance(ids, Tensor)
-        or not isinstance(labels, Tensor)
-        or ids.shape != labels.shape
-    ):
+    if mask is None or not causal(model):
+        return None
+    if not isinstance(ids, Tensor) or not isinstance(labels, Tensor) or ids.shape != labels.shape:
         return None
     scored = labels >= 0
     hidden = float((ids == mask)[scored].float().mean()) if scored.any() else 0.0
@@ -226,11 +219,9 @@ def other_start(trainer: Any, batch: dict) -> tuple[str, str] | None:
     """Generation begins with another token than the decoder's inputs in training."""
     model, labels = trainer.accelerator.unwrap_model(trainer.model), batch.get("labels")
     config = getattr(model, "config", None)
-    if (
-        not getattr(config, "is_encoder_decoder", False)
-        or not isinstance(labels, Tensor)
-        or not hasattr(model, "generation_config")
-    ):
+    if not getattr(config, "is_encoder_decoder", False) or not isinstance(labels, Tensor):
+        return None
+    if not hasattr(model, "generation_config"):
         return None
     inputs = batch.get("decoder_input_ids")
     if inputs is None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
