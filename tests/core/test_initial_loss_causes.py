@@ -54,7 +54,7 @@ def test_terms_that_a_fork_has_added():
     terms = {"ce": 6.4, "z": 0.01, "second": 0.64}
     assert (
         initial_loss._without_added(terms, 6.4, ("z",))
-        == "the declared terms and of `second` (0.640), which other gates judge"
+        == "the declared terms and of `second` (0.640), which other gates check"
     )
     assert not initial_loss._without_added({"ce": 6.4, "z": 1.5}, 6.4, ("z",))
     assert not initial_loss._without_added({"ce": 9.1, "second": 0.64}, 6.4, ())

@@ -51,7 +51,7 @@ def test_own_terms_are_judged_by_where_they_are_least():
     names, batch = ["mse", "cosine"], {"image": torch.zeros(16, 1)}
     fault, measured = evaluate_own_divergence(stage(theirs), batch, names, theirs)
     assert not fault
-    assert measured.startswith("mse, cosine, least at the teacher's scores")
+    assert measured.startswith("mse, cosine, minimal at the teacher's scores")
     fault, _ = evaluate_own_divergence(stage(theirs.roll(1, 0)), batch, names, theirs)
     assert "scores near the teacher's give no more than the teacher's own" in fault
     fault, measured = evaluate_own_divergence(stage(theirs, features=True), batch, names, theirs)
