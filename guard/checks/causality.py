@@ -121,6 +121,18 @@ def permuted(x: Tensor, axis: int, start: int) -> Tensor:
     return other
 
 
+def exchanged_at(other: Tensor, ids: Tensor, axis: int, place: int) -> Tensor:
+    """Put the tokens of the other samples into one place of `other`; return it."""
+    other.narrow(axis, place, 1).copy_(ids.narrow(axis, place, 1).roll(1, 1 - axis))
+    return other
+
+
+def moved_at(first: Tensor, changed: Tensor, axis: int, place: int) -> tuple[float, float]:
+    """Return how much outputs change at a place (mean) and before it (largest), in units of their spread."""
+    difference = (changed - first).abs().float() / first.float().std().clamp_min(1e-12)
+    return float(difference.narrow(axis, place, 1).mean()), float(difference.narrow(axis, 0, place).max())
+
+
 def sees_the_same_place(seen: Any) -> bool | None:
     """Return whether the scores of a place follow the token at that place. A decoder that gets its targets and shifts them
     itself does not: there is an axis along which the first exchanged token leaves its own scores as they are."""
@@ -134,8 +146,7 @@ def sees_the_same_place(seen: Any) -> bool | None:
     for axis in (0, 1):
         half = ids.shape[axis] // 2
         if half:
-            other = permuted(ids, axis, half)
-            other.narrow(axis, half, 1).copy_(ids.narrow(axis, half, 1).roll(1, 1 - axis))
+            other = exchanged_at(permuted(ids, axis, half), ids, axis, half)
             if (answers := call.answers(other)) is None:
                 return None
             first, changed = answers
@@ -325,17 +336,15 @@ def sees_its_answer(seen: Any) -> dict | None:
         half = ids.shape[axis] // 2
         if not half:
             return None
-        other = ids.clone()
-        other.narrow(axis, half, 1).copy_(ids.narrow(axis, half, 1).roll(1, 1 - axis))
+        other = exchanged_at(ids.clone(), ids, axis, half)
         own, early = 0.0, 0.0
         for seed in range(6):  # one in 64 of decoders that are given half of their targets get none here
             outs = drawn_alike(module, (args, kwargs), ids, (ids, other), seed)
             scores = [scores_of(out, ids) for out in outs or ()]
             if len(scores) < 2 or scores[0] is None or scores[1] is None:
                 return None
-            difference = (scores[1] - scores[0]).abs().float() / scores[0].float().std().clamp_min(1e-12)
-            own = max(own, float(difference.narrow(axis, half, 1).mean()))
-            early = max(early, float(difference.narrow(axis, 0, half).max()))
+            here, before = moved_at(scores[0], scores[1], axis, half)
+            own, early = max(own, here), max(early, before)
         found.append((own, early))
     own, early = min(own for own, _ in found), max(early for _, early in found)
     measured = f"scores of a position change by {own:.2g} of their spread with the target at that position"

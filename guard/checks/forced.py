@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.checks.causality import SEEN, Again, arguments, gradient
+from trainworthy.guard.checks.causality import SEEN, Again, arguments, exchanged_at, gradient, moved_at
 from trainworthy.guard.hooks.trees import floats, tensors
+from trainworthy.guard.measures.losses.targets import is_tokens
 
 # Names of what a decoder is forced with
 ANSWERS = re.compile(r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec")
@@ -58,16 +59,10 @@ def copied(seen: Any) -> Fault | None:
     that it reads there, and those before it do not. Models that shift the target themselves follow earlier tokens alone; an autoencoder's
     losses follow all of them."""
     for module, args, kwargs in seen.several.values() if seen.control is not None else ():
-        ids = [
-            (k, x)
-            for k, x in arguments(module, args, kwargs).items()
-            if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2
-        ]
+        ids = [(k, x) for k, x in arguments(module, args, kwargs).items() if is_tokens(x)]
         targets = [x for k, x in ids if ANSWERS.search(k) and k != "labels"]
-        own = next(
-            (x for k, x in ids if not ANSWERS.search(k) and any(x is not y and torch.equal(x, y) for y in targets)),
-            None,
-        )
+        inputs = [x for k, x in ids if not ANSWERS.search(k)]
+        own = next((x for x in inputs if any(x is not y and torch.equal(x, y) for y in targets)), None)
         if own is None or min(own.shape) < 4:
             continue
         call = Again(
@@ -82,9 +77,9 @@ def copied(seen: Any) -> Fault | None:
 
 
 def _copies(call: Again, axis: int) -> bool:
-    half, other = call.place.shape[axis] // 2, call.place.clone()
-    other.narrow(axis, half, 1).copy_(call.place.narrow(axis, half, 1).roll(1, 1 - axis))
+    place = call.place.shape[axis] // 2
+    other = exchanged_at(call.place.clone(), call.place, axis, place)
     if torch.equal(other, call.place) or (answers := call.answers(other)) is None:
         return False
-    moved, spread = (answers[1] - answers[0]).abs().float(), float(answers[0].float().std())
-    return float(moved.narrow(axis, half, 1).mean()) > SEEN * spread > float(moved.narrow(axis, 0, half).max())
+    own, early = moved_at(answers[0], answers[1], axis, place)
+    return own > SEEN > early

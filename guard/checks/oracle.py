@@ -4,7 +4,6 @@ A model's outputs are replaced in passes over a loader without gradients. The fi
 score of these outputs (a training accuracy that is printed beside).
 """
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,8 +44,7 @@ class Oracle:
         row["answered"] += 1
         row["rows"] += len(answer)
         row["most"] = max(row.get("most", 0), len(answer))
-        with contextlib.suppress(TypeError, AttributeError):  # a loader of streamed samples has no length
-            row["samples"] = len(one.loader.dataset)
+        row["samples"] = denominators.samples_of(one)
         if isinstance(out, Mapping):
             out["logits"] = answer  # type: ignore[index]
             return out
@@ -86,7 +84,7 @@ class Oracle:
             rows = [r for r in self.passes.values() if r["round"] == at]
             row = {k: sum(r[k] for r in rows) for k in ("calls", "answered", "rows")}
             if len(rows) == 1:
-                row |= {k: rows[0][k] for k in ("most", "samples") if k in rows[0]}
+                row |= {k: rows[0].get(k, 0) for k in ("most", "samples")}
             ends = [r["output_span"] for r in rows if r["output_span"]]
             span = [ends[0][0], ends[-1][1]] if len(ends) == len(rows) else []
             found.append({**row, "right": rows[0]["right"], "classes": rows[0]["classes"], "output_span": span})

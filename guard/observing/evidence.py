@@ -157,7 +157,7 @@ class Evidence:
         self.places.append({address_of(x): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()})
         self.kept, self.current = [], self.batches[-1]
         self.lookups.entries(self.batches[-1])
-        self.views.batch([*self.batches[-1]])
+        self.views.batch(leaves)
         self.sources = {at: i for places in self.places for at, i in places.items()}
 
     @harmless
@@ -179,7 +179,7 @@ class Evidence:
         if grad and module.training:
             self.current = used(self.batches, (args, kwargs)) or self.current
             self._terms(module, out)
-            self.views.root(tensors((args, kwargs)))
+            self.views.root(tensors((args, kwargs)), self.places)
             self.latent.root(out)
             self.loss_terms.root(out)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)

@@ -84,7 +84,6 @@ class Control:
         self.changed = 0
         self.unfit = ""  # why the samples of a batch cannot be exchanged
         self.begin: Callable[[], None] = lambda: None  # called at the first backward()
-        self.output_span: list[int] = []
         self.scored: list[tuple[Pass, list[int]]] = []  # the last evaluations, and where what was printed after each is
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
         self.cut_at: int | None = None
@@ -218,11 +217,15 @@ class Control:
         found += seen.gaps.evaluations() or seen.gaps.whole()
         return sorted(found)
 
+    @property
+    def output_span(self) -> list[int]:
+        """Where what was printed after the last evaluation is."""
+        return self.scored[-1][1] if self.scored else []
+
     def ended(self, one: Pass) -> None:
         """An evaluation's pass has ended: what is printed from here to the next batch is its result."""
         if one.calls and not one.backwards and not one.was_cut:
-            self.output_span = [written(), -1]
-            self.scored = [*self.scored[-2:], (one, self.output_span)]
+            self.scored = [*self.scored[-2:], (one, [written(), -1])]
             if self.oracle is not None:
                 self.oracle.ended(one, self.output_span)
 

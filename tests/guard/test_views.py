@@ -1,21 +1,29 @@
 """Two views of each sample in a batch."""
 
+from collections import deque
+
 import pytest
 import torch
+from trainworthy.guard.hooks.addresses import address_of
 from trainworthy.guard.measures.data.views import Views
 
 
 def fault(*calls, ahead: int = 0):
     """The verdict on ten batches of two views (8, 3, 4, 4), a mask of their shape and labels; `calls`: entries that a model gets."""
-    views = Views()
+    views, places = Views(), deque(maxlen=4)
     batches = [[torch.rand(8, 3, 4, 4), torch.rand(8, 3, 4, 4), torch.arange(8)] for _ in range(10)]
-    for i in range(ahead):
-        views.batch([*batches[i]])
+
+    def draw(batch):
+        views.batch(batch)
+        places.append({address_of(x): i for i, x in enumerate(batch)})
+
+    for batch in batches[:ahead]:
+        draw(batch)
     for i, batch in enumerate(batches):
         if i + ahead < len(batches):
-            views.batch([*batches[i + ahead]])
+            draw(batches[i + ahead])
         for given in calls:
-            views.root([batch[k] for k in given])
+            views.root([batch[k] for k in given], places)
     return views.fault()
 
 

@@ -60,6 +60,21 @@ def picture(image: Tensor, file: Path) -> None:
     Image.fromarray((image if image.ndim == 2 else image.permute(1, 2, 0)).contiguous().numpy()).save(file)
 
 
+def coco(root: Path, split: str, numbers: list[int], found, *, ids: list[int], corners: bool = False) -> None:
+    """Write `root`/`split`/*.png and `split`.json: boxes as [x, y, width, height], or by their `corners`."""
+    images, annotations = [], []
+    for n, row in enumerate(numbers):
+        picture(found.pictures[row], root / split / f"{n:04}.png")
+        height, width = found.sizes[row]
+        images.append({"id": n, "file_name": f"{n:04}.png", "height": height, "width": width})
+        for box, label in zip(found.boxes[row].tolist(), found.labels[row].tolist(), strict=True):
+            x0, y0, x1, y1 = box
+            annotations.append({"id": len(annotations) + 1, "image_id": n, "category_id": ids[label], "iscrowd": 0,
+                                "area": (x1 - x0) * (y1 - y0), "bbox": box if corners else [x0, y0, x1 - x0, y1 - y0]})  # fmt: skip
+    names = [{"id": ids[i], "name": name} for i, name in enumerate(found.classes)]
+    (root / f"{split}.json").write_text(json.dumps({"images": images, "annotations": annotations, "categories": names}))
+
+
 def class_folders(root: Path, per_class: int, fewer: dict[int, int] | None = None) -> None:
     """`root`/<class>/<number>.png: `per_class` digits of each class, or as many as `fewer` says."""
     images, labels = digits()

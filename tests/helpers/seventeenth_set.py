@@ -4,10 +4,9 @@ The half is the last hex digit of the id's SHA-256, modulo 2: even here. The oth
 of the set had read the recipes, not the gates. Run by `python -m tests.helpers.set_run --set seventeenth`.
 """
 
-import json
 from pathlib import Path
 
-from tests.helpers.set_cases import Case, lines, picture, rows_of_docstrings
+from tests.helpers.set_cases import Case, coco, lines, rows_of_docstrings
 
 
 def alpaca_with_inputs(folder: Path) -> tuple[str, ...]:
@@ -15,21 +14,6 @@ def alpaca_with_inputs(folder: Path) -> tuple[str, ...]:
              "output": row["completion"]} for row in rows_of_docstrings(1200)]  # fmt: skip
     lines(folder / "alpaca.jsonl", rows)
     return ("--data.path", str(folder / "alpaca.jsonl"), "--data.columns", "prompt=instruction,completion=output")
-
-
-def coco(root: Path, split: str, numbers: list[int], found, *, ids: list[int], corners: bool = False) -> None:
-    """Write `root`/`split`/*.png and `split`.json: boxes as [x, y, width, height], or by their `corners`."""
-    images, annotations = [], []
-    for n, row in enumerate(numbers):
-        picture(found.pictures[row], root / split / f"{n:04}.png")
-        height, width = found.sizes[row]
-        images.append({"id": n, "file_name": f"{n:04}.png", "height": height, "width": width})
-        for box, label in zip(found.boxes[row].tolist(), found.labels[row].tolist(), strict=True):
-            x0, y0, x1, y1 = box
-            annotations.append({"id": len(annotations) + 1, "image_id": n, "category_id": ids[label], "iscrowd": 0,
-                                "area": (x1 - x0) * (y1 - y0), "bbox": box if corners else [x0, y0, x1 - x0, y1 - y0]})  # fmt: skip
-    names = [{"id": ids[i], "name": name} for i, name in enumerate(found.classes)]
-    (root / f"{split}.json").write_text(json.dumps({"images": images, "annotations": annotations, "categories": names}))
 
 
 def scattered_ids(folder: Path) -> tuple[str, ...]:

@@ -12,22 +12,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from tests.helpers.set_cases import Case, digits, distinct, lines, picture, preferences
-
-
-def coco(root: Path, split: str, numbers: list[int], found, *, ids: list[int], corners: bool = False) -> None:
-    """Write `root`/`split`/*.png and `split`.json: boxes as [x, y, width, height], or by their `corners`."""
-    images, annotations = [], []
-    for n, row in enumerate(numbers):
-        picture(found.pictures[row], root / split / f"{n:04}.png")
-        height, width = found.sizes[row]
-        images.append({"id": n, "file_name": f"{n:04}.png", "height": height, "width": width})
-        for box, label in zip(found.boxes[row].tolist(), found.labels[row].tolist(), strict=True):
-            x0, y0, x1, y1 = box
-            annotations.append({"id": len(annotations) + 1, "image_id": n, "category_id": ids[label], "iscrowd": 0,
-                                "area": (x1 - x0) * (y1 - y0), "bbox": box if corners else [x0, y0, x1 - x0, y1 - y0]})  # fmt: skip
-    names = [{"id": ids[i], "name": name} for i, name in enumerate(found.classes)]
-    (root / f"{split}.json").write_text(json.dumps({"images": images, "annotations": annotations, "categories": names}))
+from tests.helpers.set_cases import Case, coco, digits, distinct, lines, preferences
 
 
 def boxes_as_corners(folder: Path) -> tuple[str, ...]:

@@ -107,9 +107,9 @@ def batch_norm(context: GateContext) -> Finding:
     if slow:
         measured += f"; at most {left[slow]:.0e} of the initial running statistics is left at the end"
     small = "micro-batches are too small for batch norm: fewer --train.accumulate, SyncBatchNorm over processes, GroupNorm, or frozen statistics"
-    brief = "the momentum is too low for this run" + f": use {enough:,} steps or more, or a momentum of 0.1" * bool(
-        enough
-    )
+    brief = "the momentum is too low for this run"
+    if enough:
+        brief += f": use {enough:,} steps or more, or a momentum of 0.1"
     return Finding(
         not wrong, "; ".join(wrong) if wrong else measured,
         f"more than {FEW} samples at a time; at most {LEFT:.0%} of the initial statistics left",

@@ -23,9 +23,8 @@ class Penalties:
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
         """The loss's derivative by a gradient G, as a multiple of G: mean and spread over the samples; the norm of G."""
-        self.columns: list[
-            float
-        ] = []  # the multiple of G's first column that a derivative is, where it is none of G's rows
+        self.columns: list[float] = []
+        """The multiple of G\'s first column that a derivative is, where it is none of G\'s rows."""
         self.along_batch: set[int] = set()  # number of rows
         self.squares = 0
 
@@ -60,9 +59,8 @@ def penalty(one: Penalties) -> tuple[str, str] | None:
     """Find a penalty (|G| - 1)^2 whose norm is that of the whole batch: its derivative is a (1 - 1 / |G|) G, with the same
     factor for every sample and another one at every step."""
     times = torch.tensor(one.columns, dtype=torch.float64)
-    if (
-        len(times) >= 6 and not one.rows and float(times.std()) > EXACT * float(times.abs().mean())
-    ):  # an energy has constant ones
+    varied = len(times) >= 6 and float(times.std()) > EXACT * float(times.abs().mean())  # an energy has constant ones
+    if varied and not one.rows:
         return (
             "a penalty brings the norm of each column of the gradient to 1, over the samples of the batch",
             "norm(dim=0) runs over the samples: the gradient of each sample has a norm of its own (dim=1, after flattening)",

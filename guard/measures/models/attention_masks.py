@@ -64,12 +64,12 @@ def of_tokens(ids: Tensor, hidden: Tensor) -> tuple[bool, bool]:
 
 def hidden_keys(mask: Tensor, *, keeps: bool) -> Tensor | None:
     """Return which keys (N, S) no query of a sample may read; None: the mask, or the scores, are not of samples."""
+    if mask.dim() not in ((3, 4) if keeps else (2,)):
+        return None
     if mask.dtype == torch.bool:
         hidden = ~mask if keeps else mask
     elif mask.is_floating_point():
         hidden = mask <= LOW
     else:
         return None
-    if keeps:
-        return hidden.flatten(1, -2).all(1) if hidden.dim() in (3, 4) else None
-    return hidden if hidden.dim() == 2 else None
+    return hidden.flatten(1, -2).all(1) if keeps else hidden

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.modes import hooked, in_mode
 from trainworthy.core.base.seeds import kept_draws
 from trainworthy.guard.hooks.addresses import home_of
 from trainworthy.guard.hooks.parameters import parameters_of
@@ -47,12 +47,12 @@ class Rows:
                     self.crossed, self.detail = self.crossed + 1, detail
                     break
         known = id(module) in {*self.calls, *self.columns} or any(x.requires_grad for x in given)
-        size, columns = size or rows_of(given), columns_of(module, given)
-        if known or len(self.calls) >= HALVES:
+        if known or len(self.calls) + len(self.columns) >= HALVES:
             return
+        size = size or rows_of(given)
         if by_sample(given, size):
             self.calls[id(module)] = (module, args, kwargs, size)
-        elif columns:
+        elif columns := columns_of(module, given):
             self.columns[id(module)] = (module, args, kwargs, columns)
 
 
@@ -101,12 +101,16 @@ def rows_of(given: list[Tensor]) -> int:
     return len(texts[0]) if len(lengths) > 1 and len({len(x) for x in texts}) == 1 else 0
 
 
+def reading_time_first(module: nn.Module) -> list[nn.Module]:
+    """Return the recurrent layers that read time first."""
+    return [m for m in module.modules() if isinstance(m, nn.RNNBase) and not m.batch_first]
+
+
 def columns_of(module: nn.Module, given: list[Tensor]) -> int:
     """Return the number of samples in the inputs (T, N, ...) of a model with recurrent layers that read time first, as they do by default; 0
     where that is not known."""
-    first = any(isinstance(m, nn.RNNBase) and not m.batch_first for m in bare(module).modules())
     sizes = {x.shape[1] for x in given if x.dim() > 1}
-    size = sizes.pop() if first and len(sizes) == 1 else 0
+    size = sizes.pop() if len(sizes) == 1 and reading_time_first(bare(module)) else 0
     return size if size >= 4 and not any(n == size for x in given if x.dim() > 1 for n in (len(x), *x.shape[2:])) else 0
 
 
@@ -114,15 +118,12 @@ def time_first(module: nn.Module, given: list[Tensor], call: Callable[[], Any]) 
     """Return whether a recurrent layer that reads time first is given the first two axes of an input as they are."""
     shapes = {x.shape[:2] for x in given if x.dim() > 1}
     found: list[bool] = []
-    layers = [m for m in module.modules() if isinstance(m, nn.RNNBase) and not m.batch_first]
-    hooks = [
-        m.register_forward_pre_hook(lambda _, x: found.append(getattr(x[0], "shape", ())[:2] in shapes)) for m in layers
-    ]
-    try:
+
+    def note(_module: nn.Module, given: tuple) -> None:
+        found.append(getattr(given[0], "shape", ())[:2] in shapes)
+
+    with hooked(m.register_forward_pre_hook(note) for m in reading_time_first(module)):
         call()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return any(found)
 
 
@@ -194,11 +195,8 @@ def check(seen: Any) -> list[tuple[str, str]]:
         found.append((one.detail, f"view() or reshape() where {meant} is meant: samples or places are mixed"))
     changes = {}
     trained = [call for key, call in one.calls.items() if key not in seen.downstream]  # a critic may compare samples
-    rows, columns = (
-        [(call, 0) for call in (*trained, *one.scored.values())],
-        [(call, 1) for call in one.columns.values()],
-    )
-    for call, axis in rows + columns:
+    by_rows = [(call, 0) for call in (*trained, *one.scored.values())]
+    for call, axis in [*by_rows, *((call, 1) for call in one.columns.values())]:
         module, change = call[0], halved(*call, axis)
         if change is not None:
             name = type(module).__name__

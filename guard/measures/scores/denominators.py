@@ -18,10 +18,15 @@ def counted(one: Pass) -> dict[str, int]:
     """Return what was counted in an evaluation; nothing if some of its batches were not."""
     if not one.seen or not one.calls == one.got == len(one.answers):
         return {}
-    row = {"right": one.right, "rows": one.seen, "calls": one.calls, "most": max(len(t) for t, _ in one.answers)}
-    with contextlib.suppress(TypeError, AttributeError):  # streamed samples have no length
-        row["samples"] = len(one.loader.dataset)  # type: ignore[arg-type]
-    return row
+    most = max(len(t) for t, _ in one.answers)
+    return {"right": one.right, "rows": one.seen, "calls": one.calls, "most": most, "samples": samples_of(one)}
+
+
+def samples_of(one: Pass) -> int:
+    """Return the samples of an evaluation's data set; 0 of a stream."""
+    with contextlib.suppress(TypeError, AttributeError):
+        return len(one.loader.dataset)  # type: ignore[arg-type]
+    return 0
 
 
 def explain(value: float, digits: int, row: Mapping[str, Any]) -> str:

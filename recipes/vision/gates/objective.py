@@ -25,15 +25,21 @@ SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
 
 
 # -------------------------------------------------------------------------------------------------------- classification
+def unsmoothed(batch: dict, n: int) -> Tensor:
+    """Return (B, n): the target of each sample before smoothing, spread over both classes where pictures are mixed."""
+    truth = F.one_hot(batch["label"], n).float()
+    if "label2" not in batch:
+        return truth
+    lam = batch["lam"].float()[:, None]
+    return lam * truth + (1 - lam) * F.one_hot(batch["label2"], n)
+
+
 def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
     """Cross-entropy with the smoothed target (Szegedy 2016), which is mixed where pictures are, times the class weights; or focal loss.
     Another objective passes if it pulls every sample towards its own class."""
     cfg, logits, label = context.cfg, stage.model(batch["image"]).float(), batch["label"]
     n, log_p = logits.shape[1], logits - logits.logsumexp(1, keepdim=True)
-    truth = F.one_hot(label, n).float()
-    if "label2" in batch:
-        lam = batch["lam"].float()[:, None]
-        truth = lam * truth + (1 - lam) * F.one_hot(batch["label2"], n)
+    truth = unsmoothed(batch, n)
     weighted = cfg.balance.by == "weights"
     weights = _class_weights(stage) if weighted or len(stage.data["train"]) <= COUNTED else torch.ones(n)
     weight = weights[label.cpu()].to(logits.device) if weighted else torch.ones_like(log_p[:, 0])

@@ -6,7 +6,6 @@ the setting. The loss floor does not show it either: without smoothing, the loss
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from trainworthy.core.base.modes import hooked, in_mode
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
@@ -15,6 +14,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.vision.gates.objective import unsmoothed
 
 SAMPLES = 16
 CLOSE = 0.005  # between two values of the smoothing; published ones differ by 0.05
@@ -79,7 +79,7 @@ def _share(run: Run, stage: Stage, batch: dict, *, training: bool) -> float | No
             if len(seen) != 1 or not isinstance(seen[0], Tensor) or seen[0].ndim != 2:
                 return None
             log_p = seen[0].double().log_softmax(1)
-            weight, truth = float(counts.get("ce", counts.get("*", 1))), _truth(one, log_p.shape[1])
+            weight, truth = float(counts.get("ce", counts.get("*", 1))), unsmoothed(one, log_p.shape[1])
             found.append((loss.double() / weight, -(truth * log_p).sum(), -log_p.mean()))
     loss, own, even = (torch.stack(x) for x in zip(*found, strict=True))
     slope = even - own
@@ -89,12 +89,3 @@ def _share(run: Run, stage: Stage, batch: dict, *, training: bool) -> float | No
     share = (loss - own)[clear] / slope[clear]
     spread = (share - share.median()).abs().max()
     return share.median().item() if spread <= limit(run, CLOSE) else None
-
-
-def _truth(one: dict, n: int) -> Tensor:
-    """Return (1, n): the target before smoothing, spread over both classes where pictures are mixed."""
-    truth = F.one_hot(one["label"], n).double()
-    if "label2" not in one:
-        return truth
-    lam = one["lam"].double()[:, None]
-    return lam * truth + (1 - lam) * F.one_hot(one["label2"], n)
