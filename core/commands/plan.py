@@ -128,7 +128,7 @@ def plan(
     recipe: Any, cfg: Any, *, memory: float | None = None, processes: int = 1, samples: int | None = None
 ) -> dict[str, Any]:
     """Estimate every stage; where `memory` (GB) does not suffice, try the settings that this recipe has."""
-    from trainworthy.core.session import estimate, spread
+    from trainworthy.core.session import estimate, spread, stages
 
     used, replaced = at_hand(recipe, cfg)
     if quarter := getattr(used, "load_in_4bit", False):
@@ -136,28 +136,27 @@ def plan(
     how = {"processes": processes, "longest": bool(replaced), "samples": samples}
     found = [in_4_bits(one) if quarter else one for one in estimate.estimates(recipe, used, **how)]
     limit = None if memory is None else memory * 1e9
-    rows, phases = [], list(config.phases(cfg))
-    for index, whole in enumerate(found):
+    rows, specs = [], stages.specs(recipe, used)
+    for whole, spec in zip(found, specs, strict=True):
         one = spread.cut(whole, processes, cfg.run.shard)
         cut = processes > 1 and cfg.run.shard != "none"
         rest = max(0, whole.computing - whole.halves) if cut else whole.activations
         row = asdict(one) | {"activations": rest, "gates": gates(whole), "fits": None, "change": []}
-        phase = getattr(cfg, phases[index]) if index < len(phases) else cfg.train
+        batch = spec.cfg.train.batch_size
         row["disk"] = (cfg.run.keep_checkpoints + 1) * one.checkpoint + cfg.run.keep_best * one.best
         row["gate_processes"] = cfg.gates.jobs
-        row["batch"] = phase.batch_size
+        row["batch"] = batch
         row["shard"] = cfg.run.shard if processes > 1 else "none"
         row["exchanged"] = spread.exchanged(whole, processes, row["shard"])
-        row["gate_flops"] = spread.GATE_STEPS * min(whole.gate_batch, phase.batch_size) * whole.flops / phase.batch_size
+        row["gate_flops"] = spread.GATE_STEPS * min(whole.gate_batch, batch) * whole.flops / batch
         if limit is not None:
             peak = max(one.training, one.evaluation or 0)
             row["fits_without_gates"] = verdict(peak, limit)
             row["fits"] = verdict(max(peak, row["gates"] if cfg.gates.enabled else 0), limit)
         rows.append(row)
-    if limit is not None and any(row["fits"] == "no" for row in rows):
-        for index, row in enumerate(rows):
-            if row["fits"] == "no":
-                row["change"] = changes(recipe, used, found[index], index, limit, how, quarter=quarter)
+    for row, whole, spec in zip(rows, found, specs, strict=True):
+        if limit is not None and row["fits"] == "no":
+            row["change"] = changes(recipe, used, whole, spec, limit, how, quarter=quarter)
     return {"stages": rows, "replaced": replaced, "disk_free": shutil.disk_usage(Path.cwd()).free}
 
 
@@ -205,9 +204,9 @@ def at_hand(recipe: Any, cfg: Any) -> tuple[Any, list[str]]:
 
 
 def changes(
-    recipe: Any, cfg: Any, one: Any, index: int, limit: float, how: dict[str, Any], *, quarter: bool = False
+    recipe: Any, cfg: Any, one: Any, spec: Any, limit: float, how: dict[str, Any], *, quarter: bool = False
 ) -> list[dict[str, Any]]:
-    """Settings of this recipe that lower the peak of stage `index`, each estimated like the plan itself."""
+    """Settings of this recipe that lower the peak of the stage `spec`, each estimated like the plan itself."""
     from trainworthy.core.session import estimate, spread
 
     def highest(whole: Any) -> int:
@@ -215,17 +214,16 @@ def changes(
         return max(part.training, part.evaluation or 0, gates(whole) if cfg.gates.enabled else 0)
 
     def again(words: str, changed: Any) -> None:
-        whole = estimate.estimates(recipe, changed, **how)[index]
+        whole = estimate.estimates(recipe, changed, **how)[spec.index]
         needed = highest(in_4_bits(whole) if quarter else whole)
         if needed < 0.98 * before:
             found.append({"setting": words, "needs": needed, "fits": verdict(needed, limit)})
 
     found: list[dict[str, Any]] = []
     before = highest(one)
-    own = list(config.phases(cfg))
-    group = own[index] if index < len(own) else "train"
+    group = spec.name if spec.name in config.phases(cfg) else "train"
     phase = getattr(cfg, group)
-    accumulate = getattr(phase, "accumulate", None) or cfg.train.accumulate
+    accumulate = spec.cfg.train.accumulate
     most = one.micro_batch * accumulate
     held = one.training - one.activations + kept(one)
     if one.micro_batch > 1 and held < limit:

@@ -271,3 +271,25 @@ def test_full_on_a_cpu_says_so_before_it_begins(tmp_path):
     done = trainworthy("run", "vision/classify", "--preset", "full", "--data.path", "none", cwd=tmp_path, code=2)
     holds(done.stdout, "made for an accelerator", "trainworthy run vision/classify (the preset tiny")
     assert "there is no data folder none" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--alone.epochs", "0", "--distilled.accumulate", "2")], ids=["both", "second"])
+def test_a_stage_without_own_batch_size_is_planned_with_that_of_train(words):
+    """Stages of distill/logits leave `batch_size` out; a stage of 0 epochs has no line and lends its settings to no other."""
+    recipe, cfg = parsed("distill/logits", "--train.batch-size", "32", *words)
+    least = max(one.weights for one in estimate.estimates(recipe, cfg))
+    found = plan.plan(recipe, cfg, memory=(least + 1e9) / 1e9)["stages"]
+    assert [row["batch"] for row in found] == [32] * (1 if words else 2)
+    assert found[-1]["micro_batch"] == (16 if words else 32)
+    assert found[-1]["gate_flops"] > 0
+
+
+def test_latents_are_planned_from_one_picture(monkeypatch):
+    """The plan of diffusion/latent took six minutes: it simulated the encoder on every picture of the data set."""
+    from trainworthy.recipes.diffusion.models import pipeline
+
+    sizes, middle = [], pipeline.middle
+    monkeypatch.setattr(pipeline, "middle", lambda vae, images: sizes.append(len(images)) or middle(vae, images))
+    recipe, cfg = parsed("diffusion/latent")
+    assert len(estimate.estimates(recipe, cfg)) == 2
+    assert 1 in sizes and sum(sizes) < 1000

@@ -10,6 +10,7 @@ from diffusers import AutoencoderKL
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 from trainworthy.core import Data, Field, Run, Tile, UserError
+from trainworthy.core.base import planning
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.weights import digest
 from trainworthy.core.recipe.stage import rows
@@ -98,6 +99,8 @@ def _mark(images: Tensor) -> str:
 @torch.no_grad()
 def cached(vae: nn.Module, images: Tensor) -> Tensor:
     """Return the unscaled latents of all pictures, (N, c, h, w), on the CPU. Encoded once per autoencoder."""
+    if planning.active:  # one picture has the shape of all
+        return pipeline.middle(vae, images[:1]).cpu().repeat(len(images), 1, 1, 1)
     key = digest(vae.state_dict()) + _mark(images)
     if key not in KEPT:
         while len(KEPT) > 1:
