@@ -163,7 +163,7 @@ def flags(cls: type, prefix: str = "") -> list[str]:
 def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str = "") -> tuple[Config, str]:
     """Parse a recipe module's settings from the command line: (config, preset name). `options`: help of those that are no
     settings."""
-    presets = {name: getattr(module, name) for name in ("tiny", "full") if hasattr(module, name)}
+    presets = {name: getattr(module, name) for name in ("tiny", "small", "full") if hasattr(module, name)}
     argv, preset = take(argv, "--preset")
     argv, file = take(argv, "--config")
     if preset and file:

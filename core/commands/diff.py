@@ -146,7 +146,7 @@ def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
 
 def presets(module: Any) -> dict[str, dict[str, Any]]:
     """Return {preset: {name of a setting: its default}}."""
-    return {name: flat(to_dict(getattr(module, name)())) for name in ("tiny", "full") if name in vars(module)}
+    return {name: flat(to_dict(getattr(module, name)())) for name in ("tiny", "small", "full") if name in vars(module)}
 
 
 def changed_settings(before: dict, after: dict, group: str = "") -> list[tuple[str, str, str, str]]:

@@ -9,7 +9,7 @@ RUN_OPTIONS = """\
   --seeds 5             five seeds in parallel, or --seeds 0,1,2: their mean with its interval, and compare's input
   --init-from PATH      fine-tune: start from these weights (a file or a run folder), at a seventh of the learning rate
   --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
-  --preset full         another preset than tiny
+  --preset full         another preset than tiny (some recipes have `small`, too)
   --max-steps 200       train at most this many steps in each stage (iterations, if the recipe makes its own samples)
   --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
         found = plan(recipe, cfg, memory=memory, processes=processes, samples=own["samples"])
         source, rate = _throughput(cfg, flops, device, own["mfu"] or REACHED)
     found |= {"recipe": recipe.id, "preset": preset, "processes": processes, "memory_gb": memory,
-              "flops_per_second": {source: rate}}  # fmt: skip
+              "flops_per_second": {source: rate}, "has_small": preset == "full" and hasattr(recipe.module, "small")}  # fmt: skip
     for stage in found["stages"]:
         timed(stage, rate, processes, link=own["link"], disk=own["disk-speed"] or 1.0)
     if own["json"]:
@@ -276,6 +276,8 @@ def show(found: dict[str, Any]) -> None:
         print(f"       gates: at most about {gb(s['gates'])}{whole}; they compute about as much as {s['gate_flops'] / s['flops']:,.3g} "
               f"steps, {duration(s['gate_seconds'])} on one device")  # fmt: skip
         show_memory(s, found["memory_gb"])
+        if s["fits"] == "no" and found["has_small"]:
+            print("       --preset small                   is made for 24 GB")
         where = "products on this machine" if kind == "here" else kind
         each = f"{s['flops']:.3g} FLOP a step, {n * rate:.3g} FLOP/s ({where}): {duration(s['step_seconds'])} a step"
         total = f"{duration(s['seconds'])} for {s['steps']:,} steps" if s["steps"] else (

@@ -49,18 +49,19 @@ def check(recipe: Recipe, cfg: config.Config, accelerator: Accelerator, built: I
             raise UserError(f"{name} cannot fit into the memory of {accelerator.device}", needed=f"at most {total / 1e9:.1f} GB",
                             got=f"{least / 1e9:.1f} GB for weights, gradients and the optimiser's state, without any activation",
                             next=f"trainworthy plan {recipe.target} --memory {total / 1e9:.0f} names settings that need less; "
-                            "--run.no-check-memory starts anyway")  # fmt: skip
+                            + ("--preset small fits 24 GB; " if hasattr(recipe.module, "small") else "")
+                            + "--run.no-check-memory starts anyway")  # fmt: skip
 
 
 def cpu_warning(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelerator) -> str:
-    """Return a warning if the preset `full` was made for an accelerator and starts on a CPU; empty if not."""
+    """Return a warning if a preset that was made for an accelerator starts on a CPU; empty if not."""
     half = cfg.train.precision in ("bf16", "fp16")
-    if preset != "full" or accelerator.device.type != "cpu" or not half:
+    if preset == "tiny" or accelerator.device.type != "cpu" or not half:
         return ""
     return (
-        f"full   is made for an accelerator ({cfg.train.precision}), and this process has none: a step may take minutes\n"
+        f"{preset:<6} is made for an accelerator ({cfg.train.precision}), and this process has none: a step may take minutes\n"
         f"       fits here: trainworthy run {recipe.target} (the preset tiny, minutes on a CPU)\n"
-        f"       needs: trainworthy plan {recipe.target} --preset full --device H100"
+        f"       needs: trainworthy plan {recipe.target} --preset {preset} --device H100"
     )
 
 
@@ -68,9 +69,9 @@ def refuse(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Acceler
     """Raise UserError for a run that `cpu_warning` warned about. Called once weights and data are known to exist."""
     if cfg.run.check_memory and cpu_warning(recipe, cfg, preset, accelerator):
         raise UserError(
-            f"the preset full of {recipe.id} is made for an accelerator",
+            f"the preset {preset} of {recipe.id} is made for an accelerator",
             got=f"a CPU, on which {cfg.train.precision} is slower than fp32 and a step may take minutes",
             needed="an accelerator, or settings for a CPU",
-            next=f"trainworthy run {recipe.target} (the preset tiny), or trainworthy plan {recipe.target} --preset full --device H100; "
+            next=f"trainworthy run {recipe.target} (the preset tiny), or trainworthy plan {recipe.target} --preset {preset} --device H100; "
             "--train.precision fp32 or --run.no-check-memory starts here",
         )

@@ -67,6 +67,14 @@ def tiny() -> Config:
     )
 
 
+def small() -> Config:
+    """`full` at 128x128 with fewer epochs, for one GPU of 24 GB: planned as 40 minutes, not trained yet."""
+    cfg = full()
+    cfg.data.image_size, cfg.widths = 128, (128, 256, 384)
+    cfg.autoencoder.epochs, cfg.latent.epochs, cfg.latent.eval_every = 5, 100, 10
+    return cfg
+
+
 def full() -> Config:
     """Images of your own classes at 256x256 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(

@@ -292,4 +292,36 @@ def test_latents_are_planned_from_one_picture(monkeypatch):
     monkeypatch.setattr(pipeline, "middle", lambda vae, images: sizes.append(len(images)) or middle(vae, images))
     recipe, cfg = parsed("diffusion/latent")
     assert len(estimate.estimates(recipe, cfg)) == 2
-    assert 1 in sizes and sum(sizes) < 1000
+    assert 1 in sizes
+    assert sum(sizes) < 1000
+
+
+SMALL_PRESETS = {
+    "llm/pretrain": 1_000_000,
+    "diffusion/pixel": 75_750,
+    "diffusion/flow": 75_750,
+    "diffusion/latent": 75_750,
+}
+"""Rows of 512 tokens in TinyStories, training pictures of Food-101."""
+
+
+def test_small_is_a_preset_of_its_own():
+    for name in SMALL_PRESETS:
+        recipe, small = parsed(name, "--preset", "small")
+        assert [
+            config.to_dict(small) == config.to_dict(getattr(recipe.module, other)()) for other in ("tiny", "full")
+        ] == [
+            False,
+            False,
+        ]
+    with pytest.raises(UserError, match="preset 'small'"):
+        parsed("vision/classify", "--preset", "small")
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", SMALL_PRESETS)
+def test_small_is_planned_as_less_than_an_hour_on_24_gb(name, tmp_path):
+    words = ["--preset", "small", "--device", "RTX4090", "--samples", str(SMALL_PRESETS[name]), "--json"]
+    stages = json.loads(trainworthy("plan", name, *words, cwd=tmp_path, code=0).stdout)["stages"]
+    assert [row["fits"] for row in stages] == ["yes"] * len(stages)
+    assert sum(row["seconds"] for row in stages) < 3600
