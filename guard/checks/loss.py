@@ -42,7 +42,7 @@ def targets(seen: Observer) -> dict:
     found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault() or seen.evidence.padded_rows.repeated()
     found = found or objectives.exchanged(seen) or objectives.copied(seen) or objectives.mixed(seen)
     found = found or token_streams.fault(seen.evidence.texts) or objectives.read_apart(seen)
-    found = found or causality.packed_copy(seen)
+    found = found or causality.packed_copy(seen) or shifted(seen.written, seen)
     if fault := found or pairing.check(seen.pairing) or indexing.check(seen.indexed):
         return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]

@@ -11,7 +11,7 @@ from trainworthy.guard.hooks.functions import COMPARED
 from trainworthy.guard.hooks.trees import tensors
 from trainworthy.guard.measures.losses.float_targets import BINARY, SEARCHED, same
 from trainworthy.guard.measures.losses.mixing import weigh
-from trainworthy.guard.measures.losses.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
+from trainworthy.guard.measures.losses.targets import decoder_tokens, describe, forced, of_a_layer, shifts, tokens_of
 from trainworthy.guard.measures.models.attention_masks import Masks
 from trainworthy.guard.measures.records import CLOSE, current, on_gradient, point
 
@@ -110,23 +110,32 @@ class Losses:
 
     def log_softmax(self, out: Any) -> None:
         """Logarithms of probabilities were computed, outside of a loss function."""
-        if isinstance(out, Tensor) and out.dim() == 2 and out.requires_grad and self.last_root is not None:
+        if isinstance(out, Tensor) and out.dim() in (2, 3) and out.requires_grad and self.last_root is not None:
             again, self._soft = (id(out), address_of(out)) == self._soft, (id(out), address_of(out))
             if not again:  # the function calls the method
-                self.evidence.softened(out, self.last_root)
                 self._by_gradient(out, self.last_root)
-                self._written_out(out, self.last_root)
+                if out.dim() == 2:
+                    self.evidence.softened(out, self.last_root)
+                    self._written_out(out, self.last_root)
 
     def _by_gradient(self, logs: Tensor, root: tuple) -> None:
-        """Record the targets of a cross-entropy that the script writes out (label smoothing): the entries with the lowest gradient."""
+        """Record the targets of a cross-entropy that the script writes out (label smoothing, `gather`): the entries with the largest gradient,
+        of either sign, because preferences lower the probability of some."""
         if self.shifted is not None or self.control is None or self.steps >= CLOSE:
             return
 
         def derived(grad: Tensor) -> None:
-            flat = torch.where(grad.abs().sum(1) > 0, grad.argmin(1), -100)
+            each = grad.abs().flatten(0, -2)
+            flat = torch.where(each.sum(1) > 0, each.argmax(1), -100)
             ids = decoder_tokens(flat, -100, *root)
             if ids is not None and self.shifted is None:
                 self.shifted = (*root, flat, ids)
+            elif (ids := decoder_tokens(flat, -100, *root, 0)) is not None and self.answers is None:
+                self.answers = (*root, ids)
+            elif (places := shifts(flat, -100, root)) is not None:
+                self.written.append({"shift": places})
+                if places == [0] and self.copied is None:
+                    self.copied = root
 
         on_gradient(logs, derived)
 

@@ -90,9 +90,8 @@ class Observer(Updates, Losses):
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
         self.seeds: dict[tuple, tuple[int, int]] = {}  # seed -> backward() calls before, how often after another one
-        self.evidence = Evidence()
+        self.evidence, self.generations = Evidence(), Generations()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
-        self.generations = Generations()
         self.soft, self.drawn_weights, self.indexed, self.graphs = Soft(), Drawn(), Indexed(), Graphs()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
@@ -100,6 +99,7 @@ class Observer(Updates, Losses):
         self.inner: list[tuple] = []  # arguments of modules within the last root's call
         self.several: dict[int, tuple] = {}  # calls of models with several inputs
         self.copied: tuple | None = None  # a model's call whose targets are its input tokens
+        self.written: list[dict] = []  # shifts of targets in losses that the script writes out
         self.answers: tuple | None = None  # a model's call that is given its targets besides its input, and these
         self.classified: tuple | None = None  # a model's call whose outputs are classified
         self.masked: tuple | None = None  # one of which some tokens are predicted

@@ -40,19 +40,26 @@ def foreign(trained: Counter, usual: float, other: Counter) -> str:
 
 
 def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
-    """Compare the texts of two data sets. New texts of training are its last fifth: windows of one text overlap with those before."""
-    rows = spaced(train, TEXTS, limit, tokens_of)
+    """Compare the texts of two data sets. New texts of training are its last fifth: windows of one text overlap with those before. Samples of
+    an evaluation may have rows that are no text (candidates of a recommender): the most familiar of them counts."""
+    sides = spaced(train, TEXTS, limit, rows_of)
+    place, count = (max(range(len(sides[0])), key=lambda i: len(sides[0][i])), len(sides[0])) if sides else (0, 0)
+    rows = [side[place] for side in sides if len(side) == count]
     counted, fresh = pairs_of(rows[: len(rows) * 4 // 5]), pairs_of(rows[len(rows) * 4 // 5 :])
     if fresh.total() < PAIRS:
         return None
     for data in others:
-        theirs = pairs_of(spaced(data, OTHERS, limit, tokens_of))
-        if measured := foreign(counted, known(fresh, counted) / fresh.total(), theirs):
-            return f"texts of the evaluation: {measured}", CAUSE
+        others_rows = spaced(data, OTHERS, limit, rows_of)
+        alike = all(len(side) == count for side in others_rows)
+        places = [place] if alike else range(min(map(len, others_rows), default=0))
+        usual = known(fresh, counted) / fresh.total()
+        found = [foreign(counted, usual, pairs_of(side[i] for side in others_rows)) for i in places]
+        if found and all(found):
+            return f"texts of the evaluation: {found[0]}", CAUSE
     return None
 
 
-def tokens_of(sample: Any) -> list[int] | None:
-    """Return the longest row of whole numbers of a sample; None if it has none."""
+def rows_of(sample: Any) -> list[list[int]] | None:
+    """Return the rows of whole numbers of a sample; None if it has none."""
     rows = [x for x in as_tensors(sample) if x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) > 1]
-    return max(rows, key=len).tolist() if rows else None
+    return [x.tolist() for x in rows] or None
