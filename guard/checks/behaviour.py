@@ -22,6 +22,7 @@ from trainworthy.guard.measures.data.scales import (
     pooled,
 )
 from trainworthy.guard.measures.models.averages import share_left
+from trainworthy.guard.measures.models.statistics import has_statistics
 from trainworthy.guard.measures.records import DROPS, NORMS, Call
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
@@ -194,8 +195,7 @@ def drops(module: nn.Module) -> bool:
 def matters(seen: Observer, root: int) -> bool:
     """Return whether a model's mode makes a difference: by its modules, or by F.dropout that was seen in its calls."""
     return root in seen.dropping or any(
-        (isinstance(m, DROPS) and m.p > 0) or (isinstance(m, NORMS) and m.track_running_stats)
-        for m in seen.roots[root].modules()
+        (isinstance(m, DROPS) and m.p > 0) or has_statistics(m) for m in seen.roots[root].modules()
     )
 
 
@@ -364,6 +364,8 @@ def state(seen: Observer) -> dict:
         )
     if seen.partial_loads:
         return finding("state", *seen.partial_loads[0])
+    if exchanged := seen.evidence.pulled.fault(lambda p: id(p) not in seen.snap or moved_now(seen, p)):
+        return finding("state", *exchanged)
     if not seen.held and not seen.loaded:
         return skip("state", "no state_dict was taken or loaded")
     return finding("state", "no state_dict is kept by reference")

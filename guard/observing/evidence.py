@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.adapters.dropped_rows import DroppedRows
-from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats, tensors
@@ -47,6 +46,7 @@ from trainworthy.guard.measures.models.autograd import beyond
 from trainworthy.guard.measures.models.dropped_shares import Shares
 from trainworthy.guard.measures.models.kept_states import States
 from trainworthy.guard.measures.models.made_anew import MadeAnew
+from trainworthy.guard.measures.models.pulled import Pulled, probe
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.guard.measures.scores.undefined import Undefined
 
@@ -124,6 +124,7 @@ class Evidence:
         self.bounds: dict[int, tuple[float, float]] = {}  # critic -> range of the function that makes the others
         self.attacked: tuple[float, int, int] | None = None
         self.attacks: list[tuple[float, float]] = []  # loss before and after the input was moved along its gradient
+        self.pulled = Pulled()
         self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
@@ -318,7 +319,7 @@ class Evidence:
     def step(self, group: Group) -> None:
         """Note the weights after a step."""
         if group.steps < 2 * CLOSE:
-            self.starts[id(group)] = probe(group)
+            self.starts[id(group)] = probe(group.parameters)
 
     @harmless
     def look(self, roots: list[Tensor]) -> None:
@@ -347,14 +348,16 @@ class Evidence:
             if group.steps < 2 * CLOSE and group.parameters:
                 at, rows = self.windows.get(id(group), (steps, []))
                 rows = rows if at == steps else []
-                self.windows[id(group)] = (steps, [*rows[:1], probe(group)])
+                self.windows[id(group)] = (steps, [*rows[:1], probe(group.parameters)])
 
     @harmless
     def before_step(self, group: Group, seen: Any) -> None:
         """Compare these weights, and sort the pulls by whose step they lead to."""
+        if group.steps < 2 * CLOSE and (start := self.starts.get(id(group))) is not None:
+            self.pulled.between(group.parameters, start, probe(group.parameters), seen.roots.values())
         at, rows = self.windows.pop(id(group), (0, []))
         if at == seen.steps and len(rows) == 2 and not group.closure:
-            first, last, now = *rows, probe(group)
+            first, last, now = *rows, probe(group.parameters)
             moved = float((last - first).abs().max())
             if moved > 0:
                 starts = (first, self.starts.get(id(group), first))
@@ -390,8 +393,3 @@ def bounded(x: Tensor) -> tuple[float, float] | None:
     """Return the range of the function whose values these are, if it has one."""
     node = beyond(x.grad_fn, VIEWS)
     return BOUNDED.get(node.name()) if node is not None else None
-
-
-def probe(group: Group) -> Tensor:
-    """Return some values of an optimiser's first parameters."""
-    return torch.cat([to_double(p.detach().flatten()[:64]) for p in group.parameters[:3]])

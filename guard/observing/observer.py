@@ -31,6 +31,7 @@ from trainworthy.guard.measures.losses.supervision import Soft
 from trainworthy.guard.measures.models import partial_loads
 from trainworthy.guard.measures.models.generations import Generations
 from trainworthy.guard.measures.models.rows import Rows
+from trainworthy.guard.measures.models.statistics import has_statistics
 from trainworthy.guard.measures.records import CLOSE, NORMS, Group, Pass, Sched, bare, class_target, current, used
 from trainworthy.guard.observing.evidence import Evidence
 from trainworthy.guard.observing.losses import Losses
@@ -233,7 +234,7 @@ class Observer(Updates, Losses):
                 self.busy = False
             return
         drops = records.unintended(self.drops - token, module)
-        norms = sum(m.training and m.track_running_stats for m in module.modules() if isinstance(m, NORMS))
+        norms = sum(m.training and has_statistics(m) for m in module.modules())
         row = (id(module), module.training, drops, norms)
         if grad:
             self.grad_modes.append((self.steps, id(module), module.training))

@@ -14,6 +14,7 @@ from trainworthy.guard.hooks.trees import tensors
 
 MANY = 500  # samples without any label, after which labels are not just rare
 ROWS = 500  # soft targets that are compared with labels
+DIVERSE = 8  # tokens at places whose targets are one number
 EVEN = 1e-3  # difference of neighbours in a mask, less than 1 of 255
 
 
@@ -184,17 +185,23 @@ def masked_elsewhere(rows: list[dict]) -> Fault | None:
 
 
 def unmasked(ids: Tensor | None, flat: Tensor, scored: Tensor) -> dict[str, Any] | None:
-    """Return how many scored targets are not the input's own token at their place, and which token the input mostly has there."""
+    """Return how many scored targets are not the input's own token at their place (nor one number that stands for all that is not masked), and
+    which token the input mostly has there."""
     if ids is None or ids.numel() != flat.numel() or float(scored.float().mean()) < 0.5:
         return None
     ids = ids.flatten()
     differ, n = scored & (ids != flat), int(scored.sum())
+    common = int(flat[scored].mode().values)
+    rest = scored & (flat == common)
+    if constant := int(rest.sum()) > 0.5 * n and len(ids[rest].unique()) >= DIVERSE:
+        differ = scored & ~rest
     if not 0.03 < (share := float(differ.sum()) / n) < 0.4:
         return None
     token = int(ids[differ].mode().values)
     if bool((flat[scored] == token).any()):
         return None
-    return {"token": token, "share": share, "differ": int(differ.sum()), "held": int((ids[differ] == token).sum())}
+    found = {"token": token, "share": share, "differ": int(differ.sum()), "held": int((ids[differ] == token).sum())}
+    return found | ({"constant": common} if constant else {})
 
 
 def unmasked_scored(rows: list[dict]) -> Fault | None:
@@ -207,8 +214,9 @@ def unmasked_scored(rows: list[dict]) -> Fault | None:
     differ, held = (sum(r[k] for r in rows) for k in ("differ", "held"))
     if differ < 50 or held < 0.6 * differ or shares.std() > 0.35 * shares.mean():
         return None
+    own = str(rows[0].get("constant", "the input's own token"))
     return (
-        f"at {1 - shares.mean():.0%} of the scored places the target is the input's own token; at most others the input has token "
+        f"at {1 - shares.mean():.0%} of the scored places the target is {own}; at most others the input has token "
         f"{rows[0]['token']}, which is never a target",
         "places that were not masked are scored, too: their labels are the ignored index (-100)",
     )
