@@ -29,6 +29,7 @@ def direction(seen: Any) -> dict:
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
     rows += [
+        (one.attraction.fault(), ""),
         (advantages(seen), ""),
         (one.same_rows.fault(), ""),
         (one.actors.fault(one.bootstrapped.reward_weights), ""),

@@ -1,5 +1,6 @@
 """The loss and dropout functions, differences and likelihoods of torch, as events."""
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -124,6 +125,13 @@ def attention(seen: Any) -> None:
         if not seen.busy:
             seen.attended(scores, keeps=True)
 
+    def similar(out: Any, a: Any, b: Any, *_: Any, **__: Any) -> None:
+        if not seen.busy and torch.is_grad_enabled():
+            with contextlib.suppress(Exception):
+                seen.evidence.attraction.compared(a, b, out)
+
+    for owner in (torch, F):
+        after(owner, "cosine_similarity", similar)
     for owner in (torch, torch.Tensor, F):
         before(owner, "softmax", weighed)
     before(F, "scaled_dot_product_attention", masked)

@@ -27,6 +27,7 @@ from trainworthy.guard.measures.data.padded_rows import PaddedRows
 from trainworthy.guard.measures.data.stored_samples import Stored
 from trainworthy.guard.measures.data.unknown_tokens import Lookups
 from trainworthy.guard.measures.data.views import Views
+from trainworthy.guard.measures.losses.attraction import Attraction
 from trainworthy.guard.measures.losses.broadcasting import Outer
 from trainworthy.guard.measures.losses.class_conditions import Conditions
 from trainworthy.guard.measures.losses.log_scales import LogScales
@@ -124,7 +125,7 @@ class Evidence:
         self.bounds: dict[int, tuple[float, float]] = {}  # critic -> range of the function that makes the others
         self.attacked: tuple[float, int, int] | None = None
         self.attacks: list[tuple[float, float]] = []  # loss before and after the input was moved along its gradient
-        self.pulled = Pulled()
+        self.pulled, self.attraction = Pulled(), Attraction()
         self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
@@ -327,6 +328,7 @@ class Evidence:
         if len(roots) == 1:
             self.latent.look(roots[0])
             with contextlib.suppress(Exception):  # of a kind of graph that has no terms
+                self.attraction.look(roots[0])
                 self.log_scales.look(roots[0])
                 self.loss_terms.look(roots[0], self.current)
 

@@ -107,8 +107,7 @@ class Observer(Updates, Losses):
         self._last: list[tuple[Tensor, int]] = []
         self.resting: dict[int, list[int]] = {}  # root -> calls without gradients after a few steps; on initial weights
         self._plain_leaf, self._soft = False, (0, 0)
-        self._hook: Any = None
-        self._scaler: Any = None
+        self._hook = self._scaler = None  # type: Any
 
     def forget(self) -> None:
         """Begin anew, with a later training of the same script."""
