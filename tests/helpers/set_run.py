@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|seventeenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|eighteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 from tests.helpers import (
+    eighteenth_set,
+    eighteenth_set_heldout,
     eighth_set,
     eighth_set_heldout,
     eleventh_set,
@@ -69,6 +71,7 @@ SETS = {
     "fifteenth": {"open": fifteenth_set, "heldout": fifteenth_set_heldout},
     "sixteenth": {"open": sixteenth_set, "heldout": sixteenth_set_heldout},
     "seventeenth": {"open": seventeenth_set, "heldout": seventeenth_set_heldout},
+    "eighteenth": {"open": eighteenth_set, "heldout": eighteenth_set_heldout},
 }
 
 

@@ -38,6 +38,9 @@ VARIANTS = [
             hunk=(FOLLOW, "            target.follow(policy, 0.005)\n")),
     Healthy("ok-dqn-munchausen", (), (TARGETS, MUNCHAUSEN), "targets are not those of the definition", recipe="rl/dqn",
             may_skip=(*healthy_ppo.SKIPS, "terms", "targets")),
+    healthy("ok-dqn-expected-sarsa", naive="targets are not those of the definition",
+            hunk=("worth.gather(-1, best).squeeze(-1) * target.returns.rms)",
+                  "(0.96 * worth.gather(-1, best).squeeze(-1) + 0.04 * worth.mean(-1)) * target.returns.rms)")),
     healthy("ok-dqn-replay-in-half", naive="stored observations are not those that were played",
             hunk=('return {"observation": steps["observation"][0], ',
                   'steps = steps | {k: steps[k].half().float() for k in ("observation", "next_observation")}\n'

@@ -1,14 +1,14 @@
 """Training targets of PPO, DQN and SAC, computed from their definitions for single played steps; the gate `returns` compares
 them. Each function returns {compared quantity: (largest relative difference, the likely cause)}."""
 
-import math
 from functools import partial
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.recipes.rl.control.gates import formulas, misplaced, shaping
+from trainworthy.recipes.rl.control.gates import formulas, misplaced, other_targets, shaping
+from trainworthy.recipes.rl.control.gates.other_targets import outputs
 
 if TYPE_CHECKING:
     from trainworthy.recipes.rl.control.gates.recording import Seen
@@ -152,10 +152,6 @@ def unplayed(seen: "Seen", rows: dict[str, Tensor], places: list[list[tuple[int,
 
 
 @torch.no_grad()
-def outputs(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
-    """Return the output of `net` for `rows` on the CPU, on the CPU."""
-    return net(rows.to(next(like.parameters()).device)).float().cpu()
-
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
 def ppo(cfg: Any, seen: "Seen") -> Compared:
@@ -254,7 +250,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     size = seen.target.returns.rms.item()
 
     def targets(t: int, i: int, *, size: float = size, n: int = cfg.n_step, double: bool = cfg.double, late: int = 1,
-                ends: str = "terminated", state: str = "next_observation", choice: str = "") -> float | None:  # fmt: skip
+                ends: str = "terminated", state: str = "next_observation", choice: str = "", random: float = 0) -> float | None:  # fmt: skip
         total = 0.0
         for k in range(n):
             if t + k >= len(reward):
@@ -269,7 +265,8 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
         read = steps[choice][t, i][None] if choice else after
         liked = outputs(seen.model, read, seen.model)[0] if double else worth
         near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding
-        return total + cfg.gamma ** (k + late) * size * worth[near].max().item()
+        value = (1 - random) * worth[near].max() + random * worth.mean()
+        return total + cfg.gamma ** (k + late) * size * value.item()
 
     unit = seen.model.returns.rms.item()
 
@@ -287,9 +284,14 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     if off > 1e-3:  # find the known mistake that fits
         fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if error_of(**how) <= 1e-3)
         known = next(fits, "")
-        if not known and (soft := _munchausen(cfg, seen, places, [r * unit for r in rows["return"].tolist()])):
-            return out | {soft: (0.0, cause)}
         found = [r * unit for r in rows["return"].tolist()]
+        if not known and (soft := other_targets.munchausen(cfg, seen, places, found)):
+            return out | {soft: (0.0, cause)}
+        rate = other_targets.exploring(found, all_due(), all_due(random=1))
+        if not known and 0 < rate < 0.5 and error_of(random=rate) <= 1e-3:
+            return out | {
+                f"targets of a policy that explores with probability {rate:.2g} (expected SARSA)": (0.0, cause)
+            }
         sums = {"decay": cfg.gamma, "over": done, "length": cfg.n_step}
         if not known and (
             shaped := shaping.compared(seen, places, found, all_due(), sums, partial(dqn, cfg), "targets")
@@ -299,50 +301,6 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
         cause = f"{known}\n{cause}" if known else cause
     out["targets"] = (off, cause)
     return out
-
-
-SOFT = "targets of a soft policy"
-
-
-def _munchausen(cfg: Any, seen: "Seen", places: list[list[tuple[int, int]]], found: list[float]) -> str:
-    """Return the description of the soft targets (Munchausen DQN, Vieillard 2020, equation 1; soft DQN with a weight of 0) that all targets
-    `found` equal, with its temperature and weight; empty if they are others. One step, as in the paper."""
-    rows = [(y, *some[0]) for y, some in zip(found, places, strict=True) if len(some) == 1]
-    if cfg.n_step != 1 or len(rows) < 16:
-        return ""
-    y, t, i = (torch.tensor(column) for column in zip(*rows, strict=True))
-    steps, size = seen.steps, seen.target.returns.rms.item()
-    with seen.run.autocast():
-        now, after = (
-            outputs(seen.target, steps[k][t, i], seen.target).double() * size
-            for k in ("observation", "next_observation")
-        )
-    action, alive = steps["action"][t, i].long()[:, None], ~steps["terminated"][t, i]
-    reward, y = steps["reward"][t, i].double(), y.double()
-    scale = y.abs().max().clamp_min(1e-9)
-
-    def fitted(log_temperature: float, lowest: float) -> tuple[float, float]:
-        """Return (largest relative difference at this temperature, the weight of the log-policy that fits best)."""
-        tau = math.exp(log_temperature)
-        log_p = (after / tau).log_softmax(-1)
-        base = reward + cfg.gamma * alive * (log_p.exp() * (after - tau * log_p)).sum(-1)
-        bonus = (tau * (now / tau).log_softmax(-1).gather(-1, action)[:, 0]).clamp(lowest * size, 0)
-        weight = ((bonus @ (y - base)) / (bonus @ bonus).clamp_min(1e-12)).clamp(0, 1)
-        return ((y - base - weight * bonus).abs().max() / scale).item(), weight.item()
-
-    for lowest in (
-        -1.0,
-        -1.0 / size,
-        -math.inf,
-    ):  # the paper's bound, relative to the return scale or in rewards; or none
-        at, width = math.log(0.1 * size), math.log(1000)
-        for _ in range(30):  # the middle of ever smaller intervals
-            at = min((at + width * k / 20 for k in range(-20, 21)), key=lambda x, low=lowest: fitted(x, low)[0])
-            width /= 2
-        off, weight = fitted(at, lowest)
-        if off <= 1e-3:
-            return f"{SOFT} (temperature {math.exp(at):.3g}, weight of the log-policy {weight:.2g})"
-    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------------ SAC
@@ -361,10 +319,8 @@ def sac(cfg: Any, seen: "Seen") -> Compared:
     steps, unit = seen.steps, seen.model.rewards.rms.item()
 
     def all_due(worth: Tensor) -> list[list[float]]:
-        soft = (
-            worth * seen.target.rewards.rms.cpu()
-            - seen.model.log_temperature.exp().cpu() * log_prob * seen.model.rewards.rms.cpu()
-        )
+        entropy = seen.model.log_temperature.exp().cpu() * log_prob * seen.model.rewards.rms.cpu()
+        soft = worth * seen.target.rewards.rms.cpu() - entropy
         due: list[list[float]] = []
         for some in places:
             due.append([])

@@ -16,7 +16,7 @@ from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.data.environments import Environments
 from trainworthy.recipes.rl.control.data.probes import PROBES
-from trainworthy.recipes.rl.control.gates import definitions, shaping
+from trainworthy.recipes.rl.control.gates import definitions, other_targets, shaping
 from trainworthy.recipes.rl.control.gates.recording import seen
 from trainworthy.recipes.rl.control.models.memory import Remembering, after, beginning
 
@@ -178,10 +178,10 @@ def own_targets(context: GateContext, subject: Subject) -> str:
     """Return why the configured run's targets are right although they are not those of the probes' rules (see the gate `returns`): exactly
     those of a soft policy, or of rewards that the loop shapes. Empty if they are neither."""
     compared = by_definition(context, subject)
-    name = next((name for name in compared if name.startswith((definitions.SOFT, shaping.SHAPED))), "")
+    name = next((name for name in compared if name.startswith((other_targets.SOFT, shaping.SHAPED))), "")
     if not name or any(off > EXACT for off, _ in compared.values()):
         return ""
-    soft = name.startswith(definitions.SOFT)
+    soft = name.startswith(other_targets.SOFT)
     why = "they contain the policy's entropy" if soft else "they are added to the environment's"
     return f"{name}: {why}, which the probes' rules do not know"
 
