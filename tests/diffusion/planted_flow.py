@@ -48,6 +48,9 @@ PLANTS = [
           harm="the sampler walks over levels that were never trained"),
     Plant("flow-levels-of-another-mean", "weighting", "DF7", DRAWN, DRAWN.replace("(logit)", "(logit - 0.5)"),
           ("drawn from another distribution", "mean"), recipe=FLOW),
+    Plant("flow-mean-before-the-square", "weighting", "DF7", "(prediction - target).square().mean((1, 2, 3))",
+          "(prediction - target).mean((1, 2, 3)).square()", ("averaged over the picture before it is squared",), recipe=FLOW,
+          harm="only the mean brightness is learnt"),
     Plant("flow-weighed-as-a-diffusion", "weighting", "DF7", LOSS,
           'level = t / process.noise.num_train_timesteps\n'
           '        return {"mse": (((1 - level) / level).square().clamp(max=5.0) * error).sum()}\n',

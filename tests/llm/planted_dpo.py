@@ -51,6 +51,9 @@ PLANTS = [
           "    step = trainer.training_step\n\n    def followed(*args, **kwargs):\n        begin()\n"
           "        return step(*args, **kwargs)\n\n    trainer.training_step = followed\n", ("frozen",), recipe=DPO,
           source="L9", harm="margins are measured from a moving place"),
+    Plant("dpo-evaluated-without-reference", "preference", "L9", "margin = (chosen - ref_chosen) - (rejected - ref_rejected)\n",
+          "margin = chosen - rejected\n", ("leaves out the reference",), recipe=DPO,
+          harm="the accuracy counts what the initial model preferred already"),
     Plant("dpo-answers-exchanged", "preference", "L9", COLLATOR,
           "        split.collator = lambda rows: trainer.data_collator(\n"
           '            [{**r, "chosen_ids": r["rejected_ids"], "rejected_ids": r["chosen_ids"]} for r in rows])\n',

@@ -21,6 +21,7 @@ from trainworthy.recipes.diffusion.gates.objective import (
 from trainworthy.recipes.diffusion.gates.short_run import trained, watched
 
 LEVEL = 1e-4  # standard error of a noise level, above which the input holds more than picture and noise
+AVERAGED = "the error is averaged over the picture before it is squared, so that errors of its pixels cancel: square first, then take the mean"
 DRAWN = 2.5  # limit of the largest distance between distribution functions times sqrt(n): exceeded by chance 7 times in a million
 
 
@@ -59,11 +60,12 @@ def within_error(aim: Objective, weights: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.where((aim.level_error > LEVEL) & (aim.weight >= low) & (aim.weight <= high), aim.weight, weights(snr))
 
 
-def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, int]:
-    """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
-    the net after sixty steps of train(), one sample per batch."""
+def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, float, int]:
+    """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), the same of the square of the
+    mean, number of samples), for the net after sixty steps of train(), one sample per batch."""
     _, stage, _ = trained(context)
-    net, count, worst, outputs = stage.model, min(16, len(aim.timestep)), 0.0, []
+    net, count, outputs = stage.model, min(16, len(aim.timestep)), []
+    worst = [0.0, 0.0]
     with (
         net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach()))),
         evaluating(net),
@@ -73,10 +75,11 @@ def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[f
             one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in aim.batch.items()}
             found = stage.loss(net, one)
             loss = sum(found[name] for name in aim.terms).item()
-            error = (outputs[-1][0] - to_double(aim.target[i])).square().mean().item()
-            due = weight[i].item() * error
-            worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
-    return worst, count
+            error = outputs[-1][0] - to_double(aim.target[i])
+            for k, one_number in enumerate((error.square().mean(), error.mean().square())):
+                due = weight[i].item() * one_number.item()
+                worst[k] = max(worst[k], abs(loss - due) / max(abs(due), 1e-4))
+    return *worst, count
 
 
 @gate(
@@ -108,7 +111,7 @@ def weighting(context: GateContext) -> Finding:
             named, expected = f"{named or 'a form of their own'} up to a factor, not the declared ones", aim.weight
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
-    apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
+    apart_from, of_mean, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0.0, 0)
     compared = (
         f"the losses of {of} single samples by at most {apart_from:.1%}"
         if of
@@ -144,6 +147,6 @@ def weighting(context: GateContext) -> Finding:
         + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow); weights or timesteps that no "
         'setting declares: state them in `Noise.weights` or `Noise.below`, or --gates.waive weighting --gates.because "..."',
-        cause=f"the weights are those of {fault}" if fault else "",
+        cause=f"the weights are those of {fault}" if fault else AVERAGED if apart_from > 0.02 >= of_mean else "",
         evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": distance},
     )  # fmt: skip

@@ -186,6 +186,18 @@ def probe(cfg: Any, evaluate: Callable[[nn.Module, Data], dict[str, float]]) -> 
     )
 
 
+NO_REFERENCE = "the evaluation's margin (and its accuracy) leaves out the reference: it counts what the initial model preferred already"
+
+
+def without_reference(margin: float | None, beta: float, policy: Tensor, reference: Tensor, near: float) -> str:
+    """Compare an evaluation's margin with beta times the difference of log-probabilities (B, 2: chosen, rejected), with and without those of the
+    reference. "" unless it is the latter alone."""
+    bare, due = ((x[:, 0] - x[:, 1]).mean().item() for x in (policy, policy - reference))
+    if margin is None or abs(margin - beta * bare) > near * max(1, abs(margin)) or abs(bare - due) < 0.1:
+        return ""
+    return f"the evaluation's margin is {margin:.4f}, that of the policy alone; against the reference it is {beta * due:.4f}"
+
+
 def preference(chat: Chat, cfg: Any) -> Gate:
     title = "the loss is the declared one, with the initial weights as reference"
 
@@ -239,12 +251,15 @@ def preference(chat: Chat, cfg: Any) -> Gate:
                 training_modes(stage)
                 moved = lost(stage, batch) - got
         metrics, rough = run.measure(learnt, data), 1e-3 if run.precision == "fp32" else 5e-2
-        due_of = dict(zip(("chosen", "rejected"), read(learnt.model, None)[0].mean(0).tolist(), strict=True))
+        whole, at_first = read(learnt.model, None)[0], read(start.model, None)[0]
+        due_of = dict(zip(("chosen", "rejected"), whole.mean(0).tolist(), strict=True))
         evaluated = {k: abs(metrics[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in metrics}
         if off := [k for k, gap in evaluated.items() if gap > rough]:
             measured.append(
                 f"the evaluation's log-probability of {off[0]} answers is {metrics[off[0]]:.4f}, computed alone {due_of[off[0]]:.4f}"
             )
+        if bare := without_reference(metrics.get("margin"), cfg.beta, whole, at_first, rough):
+            measured.append(bare)
         one_way, unturned = turned_pairs.astray(run, learnt, data, metrics, rough)
         measured += [one_way] * bool(one_way)
         # Sums of log-probabilities have a rounding error of about 1e-5; an attention mask that was not passed changed a loss by 2.4e-4.
@@ -252,7 +267,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         if abs(moved) > limit:
             measured.append(f"in train mode {moved:+.4f}")
         return Finding(
-            max(*gaps, abs(moved)) <= limit and not off and not one_way, "; ".join(measured),
+            max(*gaps, abs(moved)) <= limit and not (off or one_way or bare), "; ".join(measured),
             f"{named(weights)} at beta {cfg.beta:g}, within {limit:g}{begins(untrained(start.trainer, cfg))}",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
@@ -262,7 +277,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             "the evaluation reads each token's probability at another position than the loss",
             evidence={"gaps": gaps, "in_train_mode": moved, "shown": measured},
             cause="the loss is right, the evaluation is not: it reads log-probabilities at other positions, or counts other tokens"
-            if off and max(*gaps, abs(moved)) <= limit else unturned,
+            if off and max(*gaps, abs(moved)) <= limit else NO_REFERENCE if bare else unturned,
         )  # fmt: skip
 
     return check
