@@ -25,7 +25,7 @@ For each stage it prints:
 The recipe builds its model without weights and makes two optimiser steps on tensors that have a shape and no values. On a CPU the
 peak agrees with real steps within a few percent (docs/performance.md). A model needs its config.json, not its weights. A data set that
 is not on this machine is replaced by the preset tiny's, with every text as long as the settings allow. If a model's folder has no
-tokenizer, a packaged one is used.
+tokenizer, a packaged one is used. What a recipe computes once and keeps for its runs (a teacher's transcripts) is computed, not simulated.
 
 Not estimated: a device's context and fragmentation (10% and 1 GB are added instead), kernels other than the CPU's, data
 loading, and how much of the exchange happens while a device computes. Exit codes: 0, or 2 for bad usage."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.locks import fcntl
 
@@ -117,7 +118,7 @@ def built(
         with tempfile.TemporaryDirectory(dir=target.parent) as part:
             folder = Path(part) / name
             folder.mkdir()
-            with _reported(name, started):
+            with _reported(name, started), planning.paused():
                 build(folder)
             seconds = round(time.monotonic() - started, 1)
             (folder / "seconds.json").write_text(json.dumps(seconds))

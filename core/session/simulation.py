@@ -168,16 +168,28 @@ def simulated() -> Iterator[Simulation]:
             return own_numpy(tensor, **how)
         return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
+    patches = (
+        mock.patch.object(nn.Module, "register_parameter", register),
+        mock.patch.object(nn.Module, "_apply", apply),
+        mock.patch.object(Tensor, "numpy", numpy),
+        mock.patch.object(planning, "active", True),
+        *_unread(),
+    )
+
+    @contextlib.contextmanager
+    def paused() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for patch in (simulation, *reversed(patches)):
+                patch.__exit__(None, None, None)
+                stack.callback(patch.__enter__)
+            stack.enter_context(mock.patch.object(planning, "paused", contextlib.nullcontext))  # one may build another
+            yield
+
     with contextlib.ExitStack() as stack:
-        for patch in (
-            mock.patch.object(nn.Module, "register_parameter", register),
-            mock.patch.object(nn.Module, "_apply", apply),
-            mock.patch.object(Tensor, "numpy", numpy),
-            mock.patch.object(planning, "active", True),
-            *_unread(),
-        ):
+        for patch in (*patches, mock.patch.object(planning, "paused", paused)):
             stack.enter_context(patch)
-        yield stack.enter_context(Simulation(mode))
+        simulation = stack.enter_context(Simulation(mode))
+        yield simulation
 
 
 def _unread() -> list[Any]:

@@ -12,11 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from trainworthy.core.base import config
+from torch._subclasses.fake_tensor import FakeTensor
+from trainworthy.core.base import config, planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import plan
-from trainworthy.core.recipe import loading
+from trainworthy.core.data import assets
+from trainworthy.core.recipe import loading, registry
 from trainworthy.core.session import estimate, spread
 from trainworthy.core.session.simulation import simulated
 
@@ -325,3 +328,33 @@ def test_small_is_planned_as_less_than_an_hour_on_24_gb(name, tmp_path):
     stages = json.loads(trainworthy("plan", name, *words, cwd=tmp_path, code=0).stdout)["stages"]
     assert [row["fits"] for row in stages] == ["yes"] * len(stages)
     assert sum(row["seconds"] for row in stages) < 3600
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept
+def test_what_a_recipe_computes_once_and_keeps_is_not_simulated(tmp_path, monkeypatch):
+    """A plan of distill/compress kept transcripts of a teacher without weights, and every later run read them."""
+    monkeypatch.setenv("TRAINWORTHY_CACHE", str(tmp_path))
+
+    def build(folder: Path) -> None:
+        assert not planning.active
+        assets.built("inner", {}, lambda inner: (inner / "x").write_text(""))
+        assert not planning.active
+        save_file({"x": nn.Linear(3, 2)(torch.ones(1, 3)).detach()}, folder / "x.safetensors")
+
+    with simulated():
+        made = assets.built("kept", {}, build)
+        assert planning.active
+        assert isinstance(nn.Linear(3, 2).weight.data, FakeTensor)
+        with pytest.raises(ZeroDivisionError):
+            assets.built("failed", {}, lambda folder: 1 / 0)
+        assert planning.active
+        assert isinstance(nn.Linear(3, 2)(torch.ones(1, 3)), FakeTensor)
+    assert not planning.active
+    assert load_file(made / "x.safetensors")["x"].abs().min() > 0
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", [one.id for one in registry.recipes()])
+def test_every_recipe_is_planned_from_its_packaged_data(name, tmp_path):
+    found = json.loads(trainworthy("plan", name, "--json", cwd=tmp_path, code=0).stdout)
+    assert all(row["training"] > row["weights"] > 0 and not row["missing"] for row in found["stages"])

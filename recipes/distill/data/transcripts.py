@@ -23,7 +23,7 @@ from trainworthy.recipes.shared import speech, whisper
 
 from trainworthy import core
 
-VERSION = 2  # version of the cached files
+VERSION = 3  # version of the cached files
 FULL = 32767  # int16
 
 
