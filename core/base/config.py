@@ -19,6 +19,7 @@ from trainworthy.core.base.settings_file import check_recipe, laid_over, read_se
 
 __all__ = ["Config", "GateSettings", "Loader", "Optim", "Phase", "RunSettings", "Train"]
 
+PRESETS = ("tiny", "small", "full")  # functions of a recipe; most have no `small`
 ELSEWHERE = {
     "batch-size": "train.batch-size", "bf16": "train.precision bf16", "dataloader-num-workers": "loader.workers", "fp16": "train.precision fp16",
     "gradient-accumulation-steps": "train.accumulate", "gradient-clip-val": "optim.clip", "learning-rate": "optim.lr", "log-dir": "run.out",
@@ -163,7 +164,7 @@ def flags(cls: type, prefix: str = "") -> list[str]:
 def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str = "") -> tuple[Config, str]:
     """Parse a recipe module's settings from the command line: (config, preset name). `options`: help of those that are no
     settings."""
-    presets = {name: getattr(module, name) for name in ("tiny", "small", "full") if hasattr(module, name)}
+    presets = {name: getattr(module, name) for name in PRESETS if hasattr(module, name)}
     argv, preset = take(argv, "--preset")
     argv, file = take(argv, "--config")
     if preset and file:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import masking
-from trainworthy.core.base.config import flat, to_dict
+from trainworthy.core.base.config import PRESETS, flat, to_dict
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import argument_parser, prints_json
 from trainworthy.core.recipe import loading
@@ -146,7 +146,7 @@ def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
 
 def presets(module: Any) -> dict[str, dict[str, Any]]:
     """Return {preset: {name of a setting: its default}}."""
-    return {name: flat(to_dict(getattr(module, name)())) for name in ("tiny", "small", "full") if name in vars(module)}
+    return {name: flat(to_dict(getattr(module, name)())) for name in PRESETS if name in vars(module)}
 
 
 def changed_settings(before: dict, after: dict, group: str = "") -> list[tuple[str, str, str, str]]:

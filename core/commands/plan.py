@@ -277,7 +277,7 @@ def show(found: dict[str, Any]) -> None:
               f"steps, {duration(s['gate_seconds'])} on one device")  # fmt: skip
         show_memory(s, found["memory_gb"])
         if s["fits"] == "no" and found["has_small"]:
-            print("       --preset small                   is made for 24 GB")
+            print(f"       {'--preset small':<32} is made for 24 GB")
         where = "products on this machine" if kind == "here" else kind
         each = f"{s['flops']:.3g} FLOP a step, {n * rate:.3g} FLOP/s ({where}): {duration(s['step_seconds'])} a step"
         total = f"{duration(s['seconds'])} for {s['steps']:,} steps" if s["steps"] else (

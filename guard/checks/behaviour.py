@@ -82,7 +82,8 @@ def evaluations(seen: Observer) -> list[tuple[str, list[Call]]]:
         if p.modes and not p.backwards and p.started and not p.refreshing:
             found.append((f"pass {i + 1}", p.modes))
     if not found:  # without the calls of the next step, of a reference or a target
-        found = [(f"after step {i}", seen.gaps[i][: -seen.gaps.usual() or None]) for i in seen.gaps.evaluations()]
+        usual = seen.gaps.usual()
+        found = [(f"after step {i}", seen.gaps[i][: -usual or None]) for i in seen.gaps.evaluations()]
     if not found:  # one call after every step: an evaluation where it is in eval mode
         calm = [c for g in seen.gaps[1:] for c in g if not c[1]]
         found = [(EACH, calm)] if len(calm) >= 4 else []

@@ -214,14 +214,15 @@ def unreached(seen: Observer, called: dict[int, str]) -> tuple[list[str], float,
 def zeroed(seen: Observer, groups: list[Group]) -> list[int]:
     """Return ids of weights in two or more dimensions whose gradient is exactly zero, unless one of the same shape gets some (an expert that no
     sample was sent to) and the model is not dead as a whole."""
-    found, matrices = [], [[p for p in parameters_of(m) if p.dim() >= 2] for m in seen.roots.values()]
+    found, matrices = [], [{id(p) for p in parameters_of(m) if p.dim() >= 2} for m in seen.roots.values()]
     for g in groups:
         if g.steps < CLOSE:
             continue
-        flat = [p for p in g.parameters if id(p) in g.zero and p.dim() >= 2 and not moved_now(seen, p)]
+        mute = [p for p in g.parameters if id(p) in g.zero and p.dim() >= 2 and not moved_now(seen, p)]
+        flat = {id(p): tuple(p.shape) for p in mute}
         live = {tuple(p.shape) for p in g.parameters if id(p) in g.received and id(p) not in g.zero}
-        dead = {id(p) for m in matrices if {id(p) for p in m} <= {id(p) for p in flat} for p in m}
-        found += [id(p) for p in flat if tuple(p.shape) not in live or id(p) in dead]
+        dead = set().union(*(m for m in matrices if m <= flat.keys()))
+        found += [i for i, shape in flat.items() if shape not in live or i in dead]
     return found if len(found) >= 2 else []
 
 

@@ -1,6 +1,5 @@
 """The loss and dropout functions, differences and likelihoods of torch, as events."""
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -127,8 +126,7 @@ def attention(seen: Any) -> None:
 
     def similar(out: Any, a: Any, b: Any, *_: Any, **__: Any) -> None:
         if not seen.busy and torch.is_grad_enabled():
-            with contextlib.suppress(Exception):
-                seen.evidence.attraction.compared(a, b, out)
+            seen.evidence.attracted(a, b, out)
 
     for owner in (torch, F):
         after(owner, "cosine_similarity", similar)

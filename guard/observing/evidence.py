@@ -97,6 +97,7 @@ class Evidence:
     looked_up = passed_to("lookups", "look")
     padded = if_readable("padded_rows", "look")
     drew = passed_to("regression", "drew")
+    attracted = if_readable("attraction", "compared")
     derived = passed_to("penalties", "gradient")
     normalized = passed_to("penalties", "normalized")
     environments = passed_to("credit", "install")

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 from trainworthy.guard.measures.data.spaced import as_tensors, spaced
 
 TEXTS, OTHERS = 4000, 1000  # that are read of training and of an evaluation
@@ -44,22 +45,22 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
     an evaluation may have rows that are no text (candidates of a recommender): the most familiar of them counts."""
     sides = spaced(train, TEXTS, limit, rows_of)
     place, count = (max(range(len(sides[0])), key=lambda i: len(sides[0][i])), len(sides[0])) if sides else (0, 0)
-    rows = [side[place] for side in sides if len(side) == count]
+    rows = [side[place].tolist() for side in sides if len(side) == count]
     counted, fresh = pairs_of(rows[: len(rows) * 4 // 5]), pairs_of(rows[len(rows) * 4 // 5 :])
     if fresh.total() < PAIRS:
         return None
+    usual = known(fresh, counted) / fresh.total()
     for data in others:
-        others_rows = spaced(data, OTHERS, limit, rows_of)
-        alike = all(len(side) == count for side in others_rows)
-        places = [place] if alike else range(min(map(len, others_rows), default=0))
-        usual = known(fresh, counted) / fresh.total()
-        found = [foreign(counted, usual, pairs_of(side[i] for side in others_rows)) for i in places]
+        theirs = spaced(data, OTHERS, limit, rows_of)
+        alike = all(len(side) == count for side in theirs)
+        places = [place] if alike else range(min(map(len, theirs), default=0))
+        found = [foreign(counted, usual, pairs_of(side[i].tolist() for side in theirs)) for i in places]
         if found and all(found):
             return f"texts of the evaluation: {found[0]}", CAUSE
     return None
 
 
-def rows_of(sample: Any) -> list[list[int]] | None:
+def rows_of(sample: Any) -> list[Tensor] | None:
     """Return the rows of whole numbers of a sample; None if it has none."""
     rows = [x for x in as_tensors(sample) if x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) > 1]
-    return [x.tolist() for x in rows] or None
+    return rows or None

@@ -13,20 +13,21 @@ SAVED = ("_saved_self", "_saved_mat1", "_saved_input", "_saved_tensor1")
 FACTORS, CONSTANTS = (0.25, 0.5, 1.0, 2.0), (0.0, 1.0, 2.0, 4.0)  # of usual losses: -(a + b) / 2, 2 - 2 a, 1 - a
 
 
+Call = tuple[float, bool, bool]
+"""A similarity: its mean, whether gradients go into both sides, whether one side was made of the other."""
+
+
 class Attraction:
+    """The cosine similarities of embeddings since the last backward(), and those of losses that are nothing else."""
+
     def __init__(self) -> None:
-        self.calls: list[
-            tuple[float, bool, bool]
-        ] = []  # since the last backward(): mean, gradients on both sides, of one view
-        self.steps: list[list[tuple[float, bool, bool]]] = []
+        self.calls: list[Call] = []
+        self.steps: list[list[Call]] = []
 
     def compared(self, a: Any, b: Any, out: Any) -> None:
         """Note a cosine similarity (N,) of two embeddings (N, D)."""
-        if (
-            len(self.steps) >= STEPS
-            or not all(isinstance(x, Tensor) and x.dim() == 2 for x in (a, b))
-            or a.shape != b.shape
-        ):
+        pairs = all(isinstance(x, Tensor) and x.dim() == 2 for x in (a, b)) and a.shape == b.shape
+        if len(self.steps) >= STEPS or not pairs:
             return
         own = made_of(a, b) or made_of(b, a)
         self.calls.append((float(out.detach().mean()), a.requires_grad and b.requires_grad, own))

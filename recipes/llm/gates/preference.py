@@ -251,7 +251,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
                 training_modes(stage)
                 moved = lost(stage, batch) - got
         metrics, rough = run.measure(learnt, data), 1e-3 if run.precision == "fp32" else 5e-2
-        whole, at_first = read(learnt.model, None)[0], read(start.model, None)[0]
+        whole, at_first = read(learnt.model, None)[0], begun if args.ld_alpha is None else read(start.model, None)[0]
         due_of = dict(zip(("chosen", "rejected"), whole.mean(0).tolist(), strict=True))
         evaluated = {k: abs(metrics[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in metrics}
         if off := [k for k, gap in evaluated.items() if gap > rough]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from trainworthy.recipes.rl.control.gates import formulas, misplaced, other_targets, shaping
-from trainworthy.recipes.rl.control.gates.other_targets import outputs
+from trainworthy.recipes.rl.control.gates.formulas import outputs
 
 if TYPE_CHECKING:
     from trainworthy.recipes.rl.control.gates.recording import Seen

@@ -20,6 +20,11 @@ MOVES = {"log_prob": 0.4, "value": 0.5, "return": 0.5}
 """Standard deviation of noise on entries of a real batch, so that every side of a clip is active and errors have all sizes."""
 
 
+def outputs(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
+    """Return the output of `net` for `rows` on the CPU."""
+    return net(rows.to(next(like.parameters()).device)).float().cpu()
+
+
 def distribution(model: nn.Module, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Return (log-probability of `action`, entropy), (B,) each, from the policy's outputs: by torch's distributions, or by a fork's own head
     (which the gate `density` checks)."""

@@ -4,17 +4,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from trainworthy.recipes.rl.control.gates.formulas import outputs
 
 if TYPE_CHECKING:
     from trainworthy.recipes.rl.control.gates.recording import Seen
 
 SOFT = "targets of a soft policy"
-
-
-def outputs(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
-    """Return the output of `net` for `rows` on the CPU, on the CPU."""
-    return net(rows.to(next(like.parameters()).device)).float().cpu()
 
 
 def exploring(found: list[float], greedy: list[list[float]], mean: list[list[float]]) -> float:
