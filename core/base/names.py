@@ -7,7 +7,7 @@ LESS = ("loss", "losses", "error", "errors", "err", "mse", "mae", "nll", "ppl", 
 LESS_WORDS = {"wer", "cer", "ter", "fid", "kid", "lpips", "ece", "brier", "mape", "smape", "bits", "bpb", "bpc"}
 MORE = ("acc", "accuracy", "recall", "precision", "iou", "bleu", "auc", "auroc")
 MORE_WORDS = {"f1", "dice", "map", "ap", "r2", "psnr", "ssim", "exact", "chrf", "rouge", "rouge1", "rouge2", "rougel", "rougelsum", "ndcg",
-              "mrr", "mcc", "matthews", "pearson", "pearsonr", "spearman", "spearmanr", "kappa"}  # fmt: skip
+              "mrr", "mcc", "matthews", "pearson", "pearsonr", "spearman", "spearmanr", "kappa", "corr", "correlation"}  # fmt: skip
 
 
 def words(name: str) -> list[str]:

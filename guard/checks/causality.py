@@ -19,6 +19,7 @@ from trainworthy.guard.hooks.trees import first_float, floats, tensors
 from trainworthy.guard.measures.data import interleaved
 from trainworthy.guard.measures.losses.logits import classes_last
 from trainworthy.guard.measures.losses.targets import fits, following, tokens_of
+from trainworthy.guard.measures.models import next_items
 from trainworthy.guard.measures.models import rows as sample_rows
 from trainworthy.guard.measures.records import bare, logits_of
 from trainworthy.guard.source.skipped import skipped
@@ -390,7 +391,7 @@ def dependency(seen: Any) -> dict:
         with torch.random.fork_rng(devices=[]):
             checks = (sees_ahead, sees_its_answer, ignores_samples, orderless, ignores_places, unread)
             rows += [found for check in checks if (found := check(seen)) is not None]
-            rows += [finding("dependency", measured, cause) for measured, cause in sample_rows.check(seen)]
+            rows += [finding("dependency", *found) for found in (*sample_rows.check(seen), *next_items.check(seen))]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
     bad = [r for r in rows if not r["ok"]] or rows

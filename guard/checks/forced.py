@@ -18,9 +18,12 @@ ANSWERS = re.compile(r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec")
 def fault(seen: Any) -> Fault | None:
     """Call the model again that got its target. A decoder that reads the steps before each one has no gradient at that step itself, and a
     model that encodes the whole target has one at later steps, too."""
-    if seen.evidence.regression.with_target is None or seen.control is None:
+    one = seen.evidence.regression
+    if one.chosen is not None and seen.control is not None and (found := at_its_place(*one.chosen)):
+        return found
+    if one.with_target is None or seen.control is None:
         return None
-    module, args, kwargs, target, held = seen.evidence.regression.with_target
+    module, args, kwargs, target, held = one.with_target
     return next((f for x in held if (f := seen_through(module, args, kwargs, target, x))), None)
 
 
@@ -42,6 +45,29 @@ def seen_through(module: nn.Module, args: tuple, kwargs: dict, target: Tensor, x
     return (
         f"the {target.shape[1]} steps to predict are the last ones of the model's input of {x.shape[1]} steps, and it reads them",
         "the window to predict begins where the input ends: the slice of the target lacks the length of the input",
+    )
+
+
+def at_its_place(module: nn.Module, args: tuple, kwargs: dict, x: Tensor) -> Fault | None:
+    """Find the one output in the form of the input `x` (N, T, F), whose steps are the targets, if it follows the step that it must predict, and
+    none behind it. A model that rebuilds a series follows all of it, or each step alone."""
+    place, shapes = x.shape[1] // 2, []
+
+    def pick(out: Any) -> list[Tensor]:
+        shapes.extend(found := [y for y in tensors(out) if y.shape == x.shape])
+        return [y[:, place] for y in found]
+
+    follows = gradient(module, (args, kwargs), x, pick)
+    if follows is None or len(shapes) != 1:
+        return None
+    before, own, behind = (
+        bool(part.any()) for part in (follows[:, :place], follows[:, place], follows[:, place + 1 :])
+    )
+    if not (before and own) or behind:
+        return None
+    return (
+        "each target is a step of the model's own input, and the answer of a step follows that same step",
+        "the answer is read one token too late, where the model has seen it (the action is predicted from the state, not from the action itself)",
     )
 
 

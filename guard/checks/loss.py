@@ -71,7 +71,7 @@ def targets(seen: Observer) -> dict:
     sizes = [r["scored"] for r in rows]
     least = max(1, 0.25 * len(distinct)) if len(distinct) < 40 else 1
     alone = sum(len(r["distinct"]) <= least for r in rows)
-    sorted_by = alone > 0.8 * len(rows) and len(rows) >= 6 and majority(rows) < 0.5
+    sorted_by = alone > 0.5 * len(rows) and len(rows) >= 6 and majority(rows) < 0.5  # blocks end within batches
     if len(distinct) >= 4 and sorted(sizes)[len(sizes) // 2] >= 8 and sorted_by:
         return finding(
             "targets",

@@ -43,7 +43,8 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     numbering.two_orders, numbering.each_batch, numbering.each_split, numbering.reordered, numbering.first_row,
     no_effect.unmerged, shared_objects.assigned_weights, noise_levels.by_variance, noise_levels.roots_missing,
     masks.preferred, averages.unread, scores.means_over_samples, terms.other_variable, terms.counted_twice,
-    terms.dropped_labels, splits.all_rows,
+    terms.dropped_labels, splits.all_rows, scores.sorted_once,
+    loops.state_dropped,
 )  # fmt: skip
 """In their order: the first fault that one finds is the result of the check."""
 

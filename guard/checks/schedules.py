@@ -14,6 +14,7 @@ from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.source.scheduler_calls import calls_of_step, counts, length_argument, options_of
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
+RARE, EPOCHS = 50, 45  # updates between steps of a scheduler; more than the epochs that people warm up
 AHEAD = 20_000  # optimiser steps that a schedule is foreseen
 
 
@@ -196,7 +197,9 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
                 f"{kind} of {total} steps is stepped once an epoch of {length} updates",
                 "it was made for one step per batch",
             )
-        warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
+        warming = None
+        if mine is not None:
+            warming = warm_up_of_steps(seen, one, mine, length) if slow else slow_warm_up(seen, one, mine)
         return zeroed(one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
     # Else the rehearsal's time was over in the first epoch
@@ -264,6 +267,23 @@ def warm_up_of_steps(seen: Observer, one: Any, mine: Any, length: int) -> dict |
         f"{type(one.it).__name__} is stepped once an epoch of {length} updates: in the run's {seen.epochs} epochs the rate reaches {reached:.3g}; "
         f"its peak {peak:.3g} comes after {after:,} steps of the scheduler",
         "its lengths count batches: scheduler.step() belongs into the loop over batches",
+    )
+
+
+def slow_warm_up(seen: Observer, one: Any, mine: Any) -> dict | None:
+    """Find a scheduler that is stepped once in many updates, and whose rate begins below a tenth and rises for more steps than people warm up
+    epochs. Where a loader feeds the loop, its epochs tell more."""
+    if seen.control is None or seen.passes or not 1 <= len(one.at) <= mine.steps / RARE:
+        return None
+    ahead, most = foresee(one, 1), max(mine.rates)
+    peak = max(ahead, default=0.0)
+    if not ahead or most > 0.1 * peak or ahead.index(peak) < EPOCHS:
+        return None
+    return finding(
+        "schedule",
+        f"{type(one.it).__name__} is stepped {len(one.at)} times in {mine.steps} updates: their rates are at most {most / peak:.2g} of its "
+        f"peak, which comes after {ahead.index(peak) + 1:,} more steps of the scheduler",
+        "its lengths count updates: scheduler.step() belongs behind each optimizer.step()",
     )
 
 

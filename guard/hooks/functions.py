@@ -82,6 +82,7 @@ def layers(seen: Any) -> None:
         seen.evidence.padded(input, weight, padding, torch.is_grad_enabled())
         if torch.is_grad_enabled():
             seen.evidence.looked_up(input, weight)
+            seen.evidence.items(input, weight)
 
     def sigmoid(input: Any, *_: Any, **__: Any) -> None:
         if not torch.is_grad_enabled() and not seen.busy:

@@ -47,6 +47,7 @@ from trainworthy.guard.measures.models.autograd import beyond
 from trainworthy.guard.measures.models.dropped_shares import Shares
 from trainworthy.guard.measures.models.kept_states import States
 from trainworthy.guard.measures.models.made_anew import MadeAnew
+from trainworthy.guard.measures.models.next_items import NextItems
 from trainworthy.guard.measures.models.pulled import Pulled, probe
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.guard.measures.scores.undefined import Undefined
@@ -95,6 +96,7 @@ class Evidence:
     one_hot = if_readable("moved_classes", "note")
     decided = if_readable("undefined", "read")
     looked_up = passed_to("lookups", "look")
+    items = if_readable("next_items", "look")
     padded = if_readable("padded_rows", "look")
     drew = passed_to("regression", "drew")
     attracted = if_readable("attraction", "compared")
@@ -131,7 +133,7 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing, self.undefined = Mixing(), Undefined()
+        self.mixing, self.undefined, self.next_items = Mixing(), Undefined(), NextItems()
         self.padded_rows, self.dropped_rows = PaddedRows(), DroppedRows()
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties, self.views = Latent(), Penalties(), Views()
@@ -181,6 +183,7 @@ class Evidence:
         self.masks.call(module, args, kwargs)
         if grad and module.training:
             self.current = used(self.batches, (args, kwargs)) or self.current
+            self.next_items.root(module, args, kwargs)
             self._terms(module, out)
             self.views.root(tensors((args, kwargs)), self.places)
             self.latent.root(out)
@@ -227,7 +230,6 @@ class Evidence:
         attached = given.requires_grad
         if (attached and given.is_leaf) or (attached and not maker):  # a penalty's own point, or made by other code
             return 0
-
         if not attached and not maker:
             low, high = self.ranges.get(id(module), [0.0, 0.0])
             self.ranges[id(module)] = [min(low, float(given.min())), max(high, float(given.max()))]

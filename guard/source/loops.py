@@ -201,3 +201,29 @@ def stale(source: Source) -> Fault | None:
 def computed(loop: ast.AST) -> dict[str, ast.Assign]:
     """Return the variables that a loop assigns the result of a call, with the statements."""
     return {name: n for n in only(ast.walk(loop), ast.Assign) if isinstance(n.value, ast.Call) for name in stored(n)}
+
+
+def state_dropped(source: Source) -> Fault | None:
+    """Find `out, _ = rnn(x[:, t], hidden)` in a loop over steps, after which `backward()` is called: each step begins with the same `hidden`."""
+    for file, function in source.functions:
+        for loop in only(inside(function), ast.For):
+            if not isinstance(loop.target, ast.Name) or trains(loop) or not trains(function):
+                continue
+            changed = {name for n in ast.walk(loop) for name in stored(n)}
+            for line in only(ast.walk(loop), ast.Assign):
+                match line:
+                    case ast.Assign(
+                        targets=[ast.Tuple(elts=[ast.Name(id=out), ast.Name(id=dropped)])],
+                        value=ast.Call(args=[ast.Subscript(slice=at), ast.Name(id=state)]),
+                    ) if (
+                        dropped.startswith("_")
+                        and state not in changed
+                        and loop.target.id in variables(at)
+                        and out in loaded(loop)
+                    ):
+                        return (
+                            f"line {line.lineno} of {file} drops the second result, and each turn of the loop of line {loop.lineno} passes the same "
+                            f"`{state}`",
+                            f"the state is not carried from step to step: `{out}, {state} = ...`",
+                        )
+    return None

@@ -4,7 +4,7 @@ import ast
 
 from trainworthy.core.base.names import more_is_better, words
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.assignments import named, paired, targets
+from trainworthy.guard.source.assignments import named, paired, targets, variables
 from trainworthy.guard.source.calls import is_call, methods, owner, unwrapped
 from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, only, tail, written
 from trainworthy.guard.source.reading import Source
@@ -194,3 +194,27 @@ def counts_samples(value: ast.AST) -> bool:
         case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
             return True
     return False
+
+
+SORTS = ("argsort", "sort", "topk", "sorted", "lexsort")
+
+
+def sorted_once(source: Source) -> Fault | None:
+    """Find `rank = scores.argsort()[0]`: the number of the best item, where the rank of item 0 is meant (`argsort().argsort()[0]`)."""
+    for file, scope in source.scopes:
+        own = list(named(inside(scope)))
+        orders = {name for name, _, value in own if any(is_call(n, *SORTS) for n in ast.walk(value))}
+        for name, line, value in own:
+            match unwrapped(value, "item", "cpu", "float", "long"):
+                case ast.Subscript(
+                    value=ast.Call(func=ast.Attribute(attr="argsort")) as call, slice=ast.Constant(value=int())
+                ):
+                    sorted_twice = any(
+                        is_call(n, *SORTS) for n in ast.walk(call) if n is not call
+                    ) or orders & variables(call)
+                    if "rank" in words(name) and not sorted_twice:
+                        return (
+                            f"line {line} of {file}: `{name}` is the first entry of one argsort(), so the number of the best item",
+                            "the rank of item 0 is meant: scores.argsort().argsort()[0]",
+                        )
+    return None

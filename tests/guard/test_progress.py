@@ -39,6 +39,12 @@ STOPPED = {
         ("dice loss ", "loss", -1),
         ("log-likelihood ", "likelihood", 1),
         ("Average reward: ", "return", 1),
+        (" Prec@", "accuracy", 1),
+        ("Top-5 err ", "error", -1),
+        ("log p(x): ", "likelihood", 1),
+        ("bits/dim ", "loss", -1),
+        ("Brier score ", "error", -1),
+        (" P@20: ", "score", 1),
     ],
 )
 def test_a_name_says_which_way_is_better(label: str, kind: str, sign: int):
@@ -57,6 +63,7 @@ def test_a_place_of_the_output_is_one_series():
     output = "Map:  40%|####      | 4/10\ntrain: acc 50.0%\nval: acc 41.0%\ntrain: acc 60.0%\nval: acc 52.0%\nAccuracy: 30/60 (50%)\n"
     found = series(output)
     assert [(s.held_out, s.values) for s in found.values()] == [(False, [50, 60]), (True, [41, 52]), (False, [0.5])]
+    assert [s.values for s in series("PSNR: 31.2dB in 12ms").values()] == [[31.2]]
     rows = comparable(found, series(output.replace("52.0", "12.0")))
     assert [(a, b) for _, a, b in rows] == [([0.41, 0.52], [0.41, 0.12])]
 

@@ -9,6 +9,7 @@ from collections import deque
 import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
+from trainworthy.guard.measures.data.fields import Fields
 
 VOCABULARY = 200  # rows of the table, at least
 TOKENS = 2000
@@ -22,6 +23,7 @@ class Lookups:
     """Counts of tokens that training looks up in each table."""
 
     def __init__(self) -> None:
+        self.fields = Fields()
         self.batches: deque = deque(maxlen=4)  # loops may fetch ahead
         self.tables: dict[int, list] = {}  # calls, tokens by number (V,), tokens after themselves by number (V,)
 
@@ -31,6 +33,7 @@ class Lookups:
 
     def look(self, ids: Tensor, table: Tensor) -> None:
         """Note tokens (N, T) of the batch that are looked up in a table (V, D)."""
+        self.fields.look(ids, table)
         if ids.dim() != 2 or ids.dtype != torch.int64 or ids.shape[1] < 4 or len(table) < VOCABULARY:
             return
         home = home_of(ids)
@@ -62,4 +65,4 @@ class Lookups:
                 "most words are unknown to the vocabulary: it was built from other units than those that are looked up (words and pieces, upper "
                 "and lower case, another tokenizer)",
             )
-        return None
+        return self.fields.fault()

@@ -26,6 +26,7 @@ class Regression:
         self.column = 0
         self.copied: tuple | None = None  # the model's call whose target was its own input
         self.with_target: tuple | None = None  # a model's call, its target, and the inputs that hold it
+        self.chosen: tuple | None = None  # a model's call, and the input that has its target among its steps
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
         self.conditions: dict[int, list[Tensor]] = {}  # further inputs with one number per sample (time)
         self.noisy = 0
@@ -53,6 +54,8 @@ class Regression:
         self._leak(given, target)
         if self.with_target is None:
             self.with_target = with_target(given, target, root)
+        if self.chosen is None and (series := among_steps(given, target)) is not None:
+            self.chosen = (*root, series)
         same, given = (same, given) if same is not None else joined(given, target, batches)
         if same is not None and len(target) >= 4 and target[0].numel() >= 2:
             if any(
@@ -93,6 +96,10 @@ class Regression:
                 if (column := begins_with_last(window, x.detach())) is not None:
                     self.leaks, self.column = self.leaks + 1, x[0].numel() - x[0, -1].numel() + column
                     return
+        for x in given if target.dim() == 2 else ():
+            if ends_with(x.detach(), target):
+                self.leaks, self.column = self.leaks + 1, x[0].numel() - target.shape[1]
+                return
         flat = target.flatten()
         x = next((x for x in given if x.is_floating_point() and x.dim() > 1 and len(x) == len(flat)), None)
         if x is None or len(flat) < 16 or len(flat) != len(target) or not 2 <= x[0].numel() <= 4096:
@@ -145,6 +152,23 @@ def begins_with_last(window: Tensor, x: Tensor) -> int | None:
     return int(equal.float().argmax())
 
 
+def ends_with(x: Tensor, target: Tensor) -> bool:
+    """Return whether the last step of a series (N, T, F) is what is to be forecast (N, F), each column in a unit of its own."""
+    if (
+        x.dim() != 3
+        or x.shape[1] < 2
+        or x.shape[::2] != target.shape
+        or len(x) < 16
+        or x.shape[2] < 2
+        or not x.is_floating_point()
+    ):
+        return False
+    last, due = to_double(x[:, -1]), to_double(target)
+    unit = (last * due).sum(0) / (last * last).sum(0)
+    varied = min(len(column.unique()) for column in due.T) >= 8
+    return varied and bool(((due - unit * last).abs() <= 1e-5 * due.abs()).all())
+
+
 def with_target(given: list[Tensor], target: Tensor, root: tuple) -> tuple | None:
     """Return a call of a model, its target and the inputs that hold it: as a whole beside another input, or as the end of a longer
     series (N, T, F). (N, C, T) may hold what is given beside what is rebuilt."""
@@ -158,6 +182,21 @@ def with_target(given: list[Tensor], target: Tensor, root: tuple) -> tuple | Non
     for x in (x for x in series if x.dim() == 3 and x.shape[1] > max(count, x.shape[2])):
         found += [x] if any(torch.equal(x[:, -count:, c], first) for c in range(min(16, x.shape[2]))) else []
     return (*root, target, found) if found else None
+
+
+def among_steps(given: list[Tensor], target: Tensor) -> Tensor | None:
+    """Return the series (N, T, F), one of several, whose steps that count, in their order, are the target (M, F)."""
+    series = [x for x in given if x.is_floating_point() and x.dim() == 3 and x.shape[1] > 3]
+    if target.dim() != 2 or len(target) < 16 or len(series) < 2 or len(target.unique()) < 8:
+        return None
+    for x in series:
+        steps = x.detach().flatten(0, 1)
+        if x.shape[2] == target.shape[1] and len(target) <= len(steps) and len(steps) * target.numel() <= MOST * WINDOW:
+            equal = (target[:, None] == steps).all(2)
+            at = equal.int().argmax(1)
+            if bool(equal.any(1).all()) and bool((at.diff() > 0).all()):
+                return x
+    return None
 
 
 def joined(given: list[Tensor], target: Tensor, batches: Any) -> tuple[Tensor | None, list[Tensor]]:

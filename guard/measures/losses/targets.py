@@ -208,6 +208,8 @@ def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:
     if root is None:
         return None
     ids = tokens_of(*root)
+    if ids is None and single(root[1], flat):
+        return [0]
     if ids is None or ids.numel() < 16 or len(ids.unique()) < 4:
         return None
     found = set()
@@ -221,6 +223,13 @@ def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:
         if flat.numel() == rows * length - 1 and bool((tokens.reshape(-1)[1:] == flat).all()):
             found.add(99)
     return sorted(found)
+
+
+def single(args: tuple, flat: Tensor) -> bool:
+    """Return whether the first input are tokens (B,) of one step, and the targets these themselves."""
+    first = args[0] if args else None
+    is_step = isinstance(first, Tensor) and first.dtype == torch.int64 and first.shape == flat.shape and len(flat) >= 8
+    return is_step and len(flat.unique()) >= 4 and torch.equal(first, flat)
 
 
 def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | None:

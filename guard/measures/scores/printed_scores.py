@@ -14,26 +14,27 @@ SCORES = {
     "iou": r"m?iou|jaccard\w*",
 }
 NUMBER = re.compile(
-    r"(?<![\w@.\-])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*[a-z_]{2})|(?<![\w.])(?:nan|-?inf)(?!\w)", re.IGNORECASE
+    r"(?<![\w@.\-])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?=db\b|(?![\w.]*[a-z_]{2}))|(?<![\w.])(?:nan|-?inf)(?!\w)",
+    re.IGNORECASE,
 )
 KINDS = {
-    "accuracy": (1, [SCORES["acc"], r"exact(?:_match)?", r"em"]),
+    "accuracy": (1, [SCORES["acc"], r"exact(?:_match)?", r"em", r"prec(?:_\d+)?", r"top_?[135]", r"rank_?1"]),
     "overlap": (
         1, [SCORES["f1"], SCORES["dice"], SCORES["iou"], r"recall", r"precision", r"sensitivity", r"specificity", r"kappa", r"mcc"]
     ),
     "ranking": (1, [SCORES["auc"], r"c_?index", r"concordance\w*"]),
     "score": (
-        1, [SCORES["ap"], r"ndcg\w*", r"mrr\w*", r"h(?:its?|r)(?:_?(?:rate|at))?(?:_?\d+)?", r"(?:recall|precision)_\d+",
-            r"p?snr", r"ssim", r"bleu\w*", r"rouge\w*", r"meteor"],
+        1, [SCORES["ap"], r"m?ap_?\d+", r"ndcg\w*", r"mrr\w*", r"h(?:its?|r)(?:_?(?:rate|at))?(?:_?\d+)?", r"(?:recall|precision|r|p)_\d+",
+            r"p?snr", r"ssim", r"bleu\w*", r"rouge\w*", r"meteor", r"nmi", r"ari", r"ami", r"silhouette"],
     ),
-    "fit": (1, [SCORES["r2"], r"spearman\w*", r"pearson\w*", r"correlation"]),
-    "return": (1, [r"rewards?", r"returns?"]),
+    "fit": (1, [SCORES["r2"], r"spearman\w*", r"pearson\w*", r"corr(?:elation)?"]),
+    "return": (1, [r"rewards?", r"returns?", r"(?:av(?:era)?ge?|mean|episodic|episode|total)_scores?"]),
     "error": (
-        -1, [r"r?mse", r"mae", r"s?mape", r"rmsle", r"mean_rank", r"error(?:_rate)?", r"chamfer\w*", r"[wc]er", r"fid", r"kid", r"lpips",
-             r"hausdorff\w*", r"emd"],
+        -1, [r"r?mse", r"mae", r"s?mape", r"rmsle", r"r[as]e", r"mean_rank", r"err(?:or)?(?:_rate|_\d+)?", r"chamfer\w*", r"[wc]er", r"eer",
+             r"fid", r"kid", r"lpips", r"hausdorff\w*", r"emd", r"brier\w*", r"crps"],
     ),
-    "likelihood": (1, [r"(?:log_?)?likelihood", r"elbo"]),
-    "loss": (-1, [r"\w*loss(?:es)?", r"nll", r"ppl", r"perplexity", r"bp[cb]", r"cross_entropy", r"b?ce", r"nelbo"]),
+    "likelihood": (1, [r"(?:log_?)?likelihood", r"elbo", r"log_?p_x", r"ll"]),
+    "loss": (-1, [r"\w*loss(?:es)?", r"nll", r"ppl", r"perplexity", r"bp[cbd]", r"bits(?:_per)?_dim", r"cross_entropy", r"b?ce", r"nelbo"]),
 }  # fmt: skip
 """What is known of a number by its name: its kind -> 1 where more is better, and the names."""
 OBJECTIVES = ("loss", "likelihood")

@@ -1,0 +1,201 @@
+"""What ten further public scripts and two bugs in each showed: recommenders that see the candidate, fields without offsets, a state that is
+dropped, an argsort that is no rank, windows that hold their target, classes in order."""
+
+import pytest
+import torch
+from trainworthy.core.base.names import more_is_better
+from trainworthy.guard.checks.forced import at_its_place
+from trainworthy.guard.checks.names import check
+from trainworthy.guard.measures.data.fields import Fields
+from trainworthy.guard.measures.losses.regression import among_steps, ends_with
+from trainworthy.guard.measures.losses.targets import shifts
+
+from tests.guard.guarding import guard
+
+DRAW = torch.Generator().manual_seed(0)
+
+RECOMMENDER = """
+import numpy as np
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+rng = np.random.default_rng(0)
+ITEMS, LENGTH = 60, 12
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items, self.places = nn.Embedding(ITEMS + 1, 16, padding_idx=0), nn.Embedding(LENGTH, 16)
+        self.attention, self.norm = nn.MultiheadAttention(16, 1, batch_first=True), nn.LayerNorm(16)
+
+    def forward(self, seen, right, wrong):
+        x = self.items(torch.as_tensor(seen))
+        x *= 4.0
+        x += self.places.weight
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        x = self.norm(x + self.attention(x, x, x, attn_mask=MASK)[0])
+        return [(x * self.items(torch.as_tensor(y))).sum(-1) for y in (right, wrong)]
+
+
+model = Model()
+optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+for step in range(60):
+    first = rng.integers(1, ITEMS + 1, (32, 1))
+    row = (first + np.arange(LENGTH + 1) * rng.integers(1, 4, (32, 1)) - 1) % ITEMS + 1
+    right, wrong = model(row[:, :-1], row[:, 1:], rng.integers(1, ITEMS + 1, (32, LENGTH)))
+    optimizer.zero_grad()
+    loss = nn.functional.binary_cross_entropy_with_logits(torch.cat([right, wrong]), torch.cat([torch.ones_like(right), torch.zeros_like(wrong)]))
+    loss.backward()
+    optimizer.step()
+    print(f"loss {loss.item():.4f}")
+"""
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_recommender_that_sees_the_next_item(tmp_path, masked):
+    verdicts, printed, _ = guard(
+        RECOMMENDER.replace("MASK", "later" if masked else "None"), tmp_path, **{"--only": "dependency"}
+    )
+    assert verdicts["dependency"].blocks != masked, printed
+    assert ("the causal mask is missing" in printed) != masked
+
+
+SPEECH = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+classes = torch.arange(5).repeat_interleave(64)
+x = torch.randn(320, 12) + 2 * torch.eye(5, 12)[classes]
+model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5))
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+for epoch in range(6):
+    for a, b in DataLoader(TensorDataset(x, classes), 20, shuffle=SHUFFLE):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_classes_in_order_with_a_border_in_some_batches(tmp_path, shuffled):
+    """Of 16 batches of 20 samples of 64 each, four hold two classes."""
+    verdicts, printed, _ = guard(SPEECH.replace("SHUFFLE", str(shuffled)), tmp_path, **{"--only": "targets"})
+    assert verdicts["targets"].blocks != shuffled, printed
+    assert ("sorted by class and not shuffled" in printed) != shuffled
+
+
+@pytest.mark.parametrize(
+    ("offset", "rows", "stops"),
+    [
+        (0, 500, True),
+        (300, 500, False),  # as it should be
+        (0, 300, False),  # users and items of one table, on purpose (a graph's nodes)
+        (0, 20_000, False),  # a vocabulary
+    ],
+)
+def test_fields_that_share_rows(offset: int, rows: int, stops: bool):
+    fields, table = Fields(), torch.zeros(rows, 4)
+    for _ in range(40):
+        users, items = torch.randint(300, (256,), generator=DRAW), torch.randint(200, (256,), generator=DRAW)
+        fields.look(torch.stack([users, items + offset], 1), table)
+    assert (fields.fault() is not None) == stops
+
+
+@pytest.mark.parametrize(("shift", "found"), [(0, [0]), (1, None)])
+def test_single_steps_whose_targets_are_their_own_tokens(shift: int, found: list | None):
+    text = torch.randint(30, (64, 2), generator=DRAW)
+    root = (torch.nn.Embedding(30, 4), (text[:, 0], torch.zeros(1, 64, 4)), {})
+    assert shifts(text[:, shift], -100, root) == found
+
+
+def test_a_window_that_ends_with_what_is_to_be_forecast():
+    series = torch.rand(64, 24, 5, generator=DRAW)
+    units = torch.tensor([1.0, 20.0, 3.0, 0.5, 7.0])
+    assert ends_with(series, series[:, -1])
+    assert ends_with(series, series[:, -1] * units)
+    assert not ends_with(series, torch.rand(64, 5, generator=DRAW))
+    assert not ends_with(series, series[:, -1] + 0.01 * units)
+    line = torch.arange(64.0)[:, None, None] + torch.arange(24.0)[:, None] + torch.rand(5, generator=DRAW)
+    assert not ends_with(line, line[:, -1] + 3)  # a trend follows itself, with another start
+
+
+UNROLLED = """
+def train(inp, target):
+    hidden = decoder.init_hidden()
+    loss = 0
+    for c in range(LENGTH):
+        output, STATE = decoder(inp[:, c], hidden)
+        loss += criterion(output, target[:, c])
+    loss.backward()
+    optimizer.step()
+
+def evaluate(model, rows, hidden):
+    total = 0
+    for c in range(len(rows)):
+        output, _ = model(rows[c], hidden)
+        total += criterion(output, rows[c])
+    return total
+
+train(x, y)
+evaluate(decoder, x, None)
+"""
+RANKED = """
+def evaluate(scores):
+    rank = scores.argsort()RANK[0].item()
+    order = scores.argsort()
+    rank_of_first = order.argsort()[0]
+    best = scores.argsort()[0]
+    return rank < 10, rank_of_first, best
+
+print(evaluate(-model(x)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        (UNROLLED.replace("STATE", "_"), "the state is not carried from step to step"),
+        (UNROLLED.replace("STATE", "hidden"), ""),
+        (RANKED.replace("RANK", ""), "the rank of item 0 is meant"),
+        (RANKED.replace("RANK", ".argsort()"), ""),
+    ],
+)
+def test_names(tmp_path, source: str, cause: str):
+    (tmp_path / "train.py").write_text(source)
+    found = check(tmp_path / "train.py")
+    assert found["ok"] != bool(cause), found
+    assert cause in str(found)
+
+
+def test_a_correlation_is_better_if_higher():
+    assert more_is_better("val_corr") is True
+    assert more_is_better("correct") is None
+    assert more_is_better("correlation_loss") is False
+
+
+class Policy(torch.nn.Module):
+    """Reads (state, action, state, action, ...) from the left, as decision transformers do."""
+
+    def __init__(self, late: bool):
+        super().__init__()
+        self.late, self.states, self.actions = late, torch.nn.Linear(3, 8), torch.nn.Linear(2, 8)
+        self.body, self.head = torch.nn.GRU(8, 8, batch_first=True), torch.nn.Linear(8, 2)
+
+    def forward(self, states, actions):
+        both = torch.stack([self.states(states), self.actions(actions)], 2).flatten(1, 2)
+        return self.head(self.body(both)[0][:, int(self.late) :: 2])
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_action_that_is_predicted_from_itself(late: bool):
+    states, actions = torch.randn(8, 6, 3, generator=DRAW), torch.randn(8, 6, 2, generator=DRAW)
+    counts = torch.ones(8, 6, dtype=torch.bool)
+    counts[:4, :2] = False  # padded on the left
+    held = among_steps([states, actions], actions[counts])
+    assert held is actions
+    assert among_steps([states, actions], actions[counts].flip(0)) is None
+    assert (at_its_place(Policy(late), (states, actions), {}, actions) is not None) == late
