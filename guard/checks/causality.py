@@ -17,9 +17,9 @@ from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import first_float, floats, tensors
 from trainworthy.guard.measures.data import interleaved
+from trainworthy.guard.measures.losses import next_items
 from trainworthy.guard.measures.losses.logits import classes_last
 from trainworthy.guard.measures.losses.targets import fits, following, tokens_of
-from trainworthy.guard.measures.models import next_items
 from trainworthy.guard.measures.models import rows as sample_rows
 from trainworthy.guard.measures.records import bare, logits_of
 from trainworthy.guard.source.skipped import skipped

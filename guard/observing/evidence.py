@@ -36,6 +36,7 @@ from trainworthy.guard.measures.losses.loss_terms import Terms
 from trainworthy.guard.measures.losses.mixing import Mixing
 from trainworthy.guard.measures.losses.moved_classes import MovedClasses
 from trainworthy.guard.measures.losses.multi_hot import MultiHot
+from trainworthy.guard.measures.losses.next_items import NextItems
 from trainworthy.guard.measures.losses.output_ranges import OutputRanges
 from trainworthy.guard.measures.losses.overlaps import Overlaps
 from trainworthy.guard.measures.losses.penalties import Penalties
@@ -47,7 +48,6 @@ from trainworthy.guard.measures.models.autograd import beyond
 from trainworthy.guard.measures.models.dropped_shares import Shares
 from trainworthy.guard.measures.models.kept_states import States
 from trainworthy.guard.measures.models.made_anew import MadeAnew
-from trainworthy.guard.measures.models.next_items import NextItems
 from trainworthy.guard.measures.models.pulled import Pulled, probe
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.guard.measures.scores.undefined import Undefined

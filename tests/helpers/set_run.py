@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|eighteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|nineteenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -30,6 +30,8 @@ from tests.helpers import (
     fourteenth_set_heldout,
     fourth_set,
     fourth_set_heldout,
+    nineteenth_set,
+    nineteenth_set_heldout,
     ninth_set,
     ninth_set_heldout,
     seventeenth_set,
@@ -72,6 +74,7 @@ SETS = {
     "sixteenth": {"open": sixteenth_set, "heldout": sixteenth_set_heldout},
     "seventeenth": {"open": seventeenth_set, "heldout": seventeenth_set_heldout},
     "eighteenth": {"open": eighteenth_set, "heldout": eighteenth_set_heldout},
+    "nineteenth": {"open": nineteenth_set, "heldout": nineteenth_set_heldout},
 }
 
 

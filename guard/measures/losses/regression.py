@@ -192,9 +192,11 @@ def among_steps(given: list[Tensor], target: Tensor) -> Tensor | None:
     for x in series:
         steps = x.detach().flatten(0, 1)
         if x.shape[2] == target.shape[1] and len(target) <= len(steps) and len(steps) * target.numel() <= MOST * WINDOW:
-            equal = (target[:, None] == steps).all(2)
-            at = equal.int().argmax(1)
-            if bool(equal.any(1).all()) and bool((at.diff() > 0).all()):
+            at = -1
+            for row in target:  # rows at a limit occur several times
+                found = (steps == row).all(1).nonzero().flatten().tolist()
+                at = next((k for k in found if k > at), len(steps))
+            if at < len(steps):
                 return x
     return None
 
