@@ -221,7 +221,7 @@ BUGS = [
 ]
 HEALTHY = [
     Case(
-        "classify~squeeze-and-excitation",
+        "classify~squeeze-and-excitation-again",
         "vision/classify",
         "architecture",
         "channels weighted by a gate of their means",
@@ -289,7 +289,7 @@ HEALTHY = [
         ),
     ),
     Case(
-        "ppo~own-thermostat",
+        "ppo~own-thermostat-once-more",
         "rl/ppo",
         "own environment",
         "an own environment with a time limit of gymnasium's",

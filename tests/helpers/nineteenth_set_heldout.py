@@ -361,7 +361,7 @@ HEALTHY = [
         argv=("--center-rewards-coefficient", "0.01", "--lora-dropout", "0.05"),
     ),
     Case(
-        "pixel~pseudo-huber",
+        "pixel~pseudo-huber-again",
         "diffusion/pixel",
         "loss",
         "the pseudo-Huber loss of improved consistency training",
@@ -392,7 +392,7 @@ HEALTHY = [
         argv=("--train.accumulate", "2"),
     ),
     Case(
-        "dqn~three-steps-by-priority",
+        "dqn~three-steps-by-priority-by-another",
         "rl/dqn",
         "setting",
         "three-step returns and prioritised replay",
@@ -401,7 +401,7 @@ HEALTHY = [
         argv=("--n-step", "3", "--prioritized-replay-alpha", "0.6"),
     ),
     Case(
-        "sac~three-critics",
+        "sac~three-critics-again",
         "rl/sac",
         "architecture",
         "the lowest of three critics",
