@@ -18,7 +18,8 @@ def words(name: str) -> list[str]:
 def more_is_better(name: str) -> bool | None:
     """Return which way a metric is better by its name: False for `val_loss` and `dice_loss`, True for `eval/f1_macro` and `mIoU`; None where
     the name does not say it (`score`, `neg_mean_squared_error`)."""
-    found = {*words(name), *re.split(r"[_\W]+", name.lower())} - {""}
+    found = {*words(name), *re.split(r"[_\W]+", name.lower())}
+    found = (found | {w.rstrip("0123456789") for w in found}) - {""}  # err1, acc5
     if found & {"neg", "negative", "minus"}:
         return None
     one = " " not in name.strip()  # else it may be `accuracy if best else loss`

@@ -171,8 +171,8 @@ def shut(groups: list[Group], missing: list) -> str:
 def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> bool:
     """Return whether it is a mistake that this parameter is in no optimiser. It is one if the parameter was frozen when
     an optimiser of its model was built and is not now, or if it is randomly initialised in a model with other trained
-    parts, or in a model of its own at the beginning of the graph: gradients pass through a fixed model, but end in a first one.
-    Pretrained parts may stay untrained."""
+    parts, or in a model of its own at the beginning of the graph or at the end of a class loss: gradients pass through a fixed model, but
+    end in a first one. Pretrained parts may stay untrained."""
     if any(i in g.asleep for g in seen.groups.values()):
         return True
     home = next((m for m in modules if any(id(p) == i for p in parameters_of(m))), None)
@@ -181,7 +181,7 @@ def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> 
         return False
     if home is None:
         return True
-    if any(id(p) in owned for p in parameters_of(home)):
+    if any(id(p) in owned for p in parameters_of(home)) or any(r.get("root") == id(home) for r in seen.calls):
         return True
     first = id(home) in seen.roots and id(home) not in seen.downstream
     if (

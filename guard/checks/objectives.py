@@ -13,7 +13,7 @@ from trainworthy.guard.checks.policies import advantages
 from trainworthy.guard.checks.results import finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures.control import policy_rewards
-from trainworthy.guard.measures.losses import class_conditions, collapse, loss_terms, penalties, variational
+from trainworthy.guard.measures.losses import class_conditions, collapse, loss_terms, margins, penalties, variational
 from trainworthy.guard.measures.losses.regression import unexplained_share
 
 
@@ -27,7 +27,13 @@ def direction(seen: Any) -> dict:
         weights = (fault, "")
     rows = [attacks(seen), adversaries(seen), class_conditions.check(seen), weights, variational.check(one.latent)]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
-    rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
+    rows += [
+        (penalty, ""),
+        (one.bootstrapped.fault(), ""),
+        loss_terms.check(one.loss_terms),
+        collapse.check(seen),
+        margins.check(seen),
+    ]
     rows += [
         (one.attraction.fault(), ""),
         (advantages(seen), ""),

@@ -79,6 +79,7 @@ class Losses:
             if self.control is not None:
                 weigh(row, out)
             row["home"], row["rows"] = address_of(target), len(target) if target.dim() else 1
+            row["root"] = id(self.last_root[0])
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten(), tokens_of(*self.last_root))
                 self.evidence.read(tokens_of(*self.last_root), target.detach())

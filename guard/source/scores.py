@@ -60,6 +60,25 @@ def contrary(source: Source) -> Fault | None:
     return None
 
 
+def best_is_worst(source: Source) -> Fault | None:
+    """Find `is_best = err > best_err`, or an accuracy below the best one."""
+    for file, scope in source.scopes:
+        for name, line, value in named(inside(scope)):
+            match value:
+                case ast.Compare(
+                    left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() as op], comparators=[right]
+                ):
+                    new, best, falls = tail(left), tail(right), isinstance(op, (ast.Lt, ast.LtE))
+                    if "best" in words(new):
+                        new, best, falls = best, new, not falls
+                    if "best" in words(name) and "best" in words(best) and more_is_better(new) is falls:
+                        return (
+                            f"line {line} of {file}: `{ast.unparse(value)}` is true where `{new}` is worse than the best so far",
+                            f"{'>' if falls else '<'} is meant: as it is, the worst result is kept as the best",
+                        )
+    return None
+
+
 def replaced(node: ast.If) -> tuple[str, str, bool] | None:
     """Return (best, new, whether lower is better) of `if new < best: best = new`."""
     match node.test:

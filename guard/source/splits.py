@@ -248,6 +248,8 @@ def all_rows(source: Source) -> Fault | None:
     training, read = [], False
     for file, scope in source.scopes:
         nodes = list(inside(scope))
+        if fault := beside(file, nodes, masks):
+            return fault
         # How many rows there are
         counted = {id(n) for c in calls(nodes, "print", "info", "sum", "format") for n in ast.walk(c)}
         names = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in counted)
@@ -267,6 +269,21 @@ def all_rows(source: Source) -> Fault | None:
             mask = sorted(masks)[0]
             return (
                 f"line {loss.lineno} of {file}: {ast.unparse(loss)} has all rows, also those that the evaluation scores; `{mask}` is not read there",
+                f"the loss should have the training rows alone: both arguments with [{mask}]",
+            )
+    return None
+
+
+def beside(file: str, nodes: list[ast.AST], masks: set[str]) -> Fault | None:
+    """Find a training loss on `out` and `labels` where the same function scores `out[idx_train]` with `labels[idx_train]`."""
+    cut = {(tail(n.value), tail(n.slice)) for n in only(nodes, ast.Subscript) if isinstance(n.value, ast.Name)}
+    for call in calls(nodes, *LOSSES) if any(methods(nodes, "backward")) else ():
+        given = [tail(a) for a in call.args[:2] if isinstance(a, ast.Name)]
+        mask = next((m for m in sorted(masks) if len(given) == 2 and all((name, m) in cut for name in given)), "")
+        if mask:
+            return (
+                f"line {call.lineno} of {file}: {ast.unparse(call)} has all rows, also those that the evaluation scores; the same function "
+                f"reads both with [{mask}] elsewhere",
                 f"the loss should have the training rows alone: both arguments with [{mask}]",
             )
     return None

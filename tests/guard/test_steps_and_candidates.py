@@ -1,12 +1,16 @@
 """What ten further public scripts and two bugs in each showed: recommenders that see the candidate, fields without offsets, a state that is
 dropped, an argsort that is no rank, windows that hold their target, classes in order."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.nn import functional as F
 from trainworthy.core.base.names import more_is_better
 from trainworthy.guard.checks.forced import at_its_place
 from trainworthy.guard.checks.names import check
 from trainworthy.guard.measures.data.fields import Fields
+from trainworthy.guard.measures.losses import margins
 from trainworthy.guard.measures.losses.regression import among_steps, ends_with
 from trainworthy.guard.measures.losses.targets import shifts
 
@@ -199,3 +203,92 @@ def test_an_action_that_is_predicted_from_itself(late: bool):
     assert held is actions
     assert among_steps([states, actions], actions[counts].flip(0)) is None
     assert (at_its_place(Policy(late), (states, actions), {}, actions) is not None) == late
+
+
+class Head(torch.nn.Module):
+    """Cosines with a margin, as CosFace has it."""
+
+    def __init__(self, margin: float):
+        super().__init__()
+        self.margin, self.weight = margin, torch.nn.Parameter(torch.randn(12, 8, generator=DRAW))
+
+    def forward(self, features, labels):
+        cosine = F.linear(F.normalize(features), F.normalize(self.weight))
+        return 16 * (cosine - self.margin * F.one_hot(labels, 12))
+
+
+@pytest.mark.parametrize(("margin", "stops"), [(0.3, False), (0.0, False), (-0.3, True)])
+def test_a_margin_makes_the_right_class_harder(margin: float, stops: bool):
+    head = Head(margin)
+    given = (torch.randn(32, 8, generator=DRAW), torch.randint(12, (32,), generator=DRAW))
+    seen = SimpleNamespace(control=True, calls=[{"root": id(head)}], several={id(head): (head, given, {})})
+    assert (margins.check(seen)[0] is not None) == stops
+    assert bool(margins.check(seen)[1]) == bool(margin)
+
+
+VERIFIED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+y = torch.arange(320) % 6
+x = torch.randn(320, 12) + 2 * torch.eye(6, 12)[y]
+body, head = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 8)), nn.Linear(8, 6)
+optimizer = torch.optim.Adam(PARAMETERS, 1e-2)
+for epoch in range(6):
+    for a, b in DataLoader(TensorDataset(x, y), 32, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(body(a)), b).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_head_of_its_own_that_no_optimiser_has(tmp_path, whole: bool):
+    source = VERIFIED.replace(
+        "PARAMETERS", "[*body.parameters(), *head.parameters()]" if whole else "body.parameters()"
+    )
+    verdicts, printed, _ = guard(source, tmp_path, **{"--only": "wiring"})
+    assert verdicts["wiring"].blocks != whole, printed
+    assert ("are in no optimiser" in printed) != whole
+
+
+GRAPH = """
+def train(epoch):
+    output = model(features, adj)
+    loss = F.nll_loss(LOSS)
+    acc = accuracy(output[idx_train], labels[idx_train])
+    loss.backward()
+    acc_val = accuracy(output[idx_val], labels[idx_val])
+
+idx_train, idx_val, idx_test = load()
+for epoch in range(200):
+    train(epoch)
+"""
+KEPT = """
+best_err, best_acc = 100, 0
+for epoch in range(10):
+    err1, acc1 = validate(model)
+    is_best = ERR
+    best_err = min(err1, best_err)
+    best = best_acc < acc1
+    if is_best or best:
+        torch.save(model, "best.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        (GRAPH.replace("LOSS", "output, labels"), "the training rows alone"),
+        (GRAPH.replace("LOSS", "output[idx_train], labels[idx_train]"), ""),
+        (KEPT.replace("ERR", "err1 > best_err"), "the worst result is kept"),
+        (KEPT.replace("ERR", "err1 <= best_err"), ""),
+    ],
+)
+def test_names_of_rows_and_best_results(tmp_path, source: str, cause: str):
+    (tmp_path / "train.py").write_text(source)
+    found = check(tmp_path / "train.py")
+    assert found["ok"] != bool(cause), found
+    assert cause in str(found)
