@@ -22,7 +22,7 @@ from trainworthy.guard.measures.data.scales import (
     pooled,
 )
 from trainworthy.guard.measures.models.averages import share_left
-from trainworthy.guard.measures.models.statistics import has_statistics
+from trainworthy.guard.measures.models.statistics import has_statistics, reads_its_mode
 from trainworthy.guard.measures.records import DROPS, NORMS, Call
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
@@ -71,6 +71,7 @@ def frozen(seen: Observer) -> dict:
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
+LEFT = 20  # steps in eval mode
 ENOUGH = 12  # gaps between steps with a call of a teacher
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 
@@ -141,6 +142,9 @@ def modes(seen: Observer) -> dict:
     elif again := resumed_in_eval(seen, before):
         wrong.append(f"after {again} evaluations within an epoch the model trains in eval mode")
         causes.append("model.train() is missing after the evaluation: the next epoch begins with it, too late")
+    elif since := left_in_eval(seen):
+        wrong.append(f"from step {since} on the model trains in eval mode")
+        causes.append("eval() is not undone: model.train() is missing after what needed it")
     early = {i for i, mode, _, _ in seen.gaps[0] if not mode}
     never = [i for i in early if not before and all(not mode for _, j, mode in seen.grad_modes if j == i)]
     if any(drops(seen.roots[i]) and sum(j == i for _, j, _ in seen.grad_modes) > 3 for i in never):
@@ -196,8 +200,20 @@ def drops(module: nn.Module) -> bool:
 def matters(seen: Observer, root: int) -> bool:
     """Return whether a model's mode makes a difference: by its modules, or by F.dropout that was seen in its calls."""
     return root in seen.dropping or any(
-        (isinstance(m, DROPS) and m.p > 0) or has_statistics(m) for m in seen.roots[root].modules()
+        (isinstance(m, DROPS) and m.p > 0) or has_statistics(m) or reads_its_mode(type(m))
+        for m in seen.roots[root].modules()
     )
+
+
+def left_in_eval(seen: Observer) -> int:
+    """Return the step from which on a model trains in eval mode alone, after it had begun in train mode; 0 if there is none."""
+    for root in {i for _, i, mode in seen.grad_modes if not mode and i in seen.roots}:
+        calls = [(step, mode) for step, i, mode in seen.grad_modes if i == root]
+        on = [step for step, mode in calls if mode]
+        off = [step for step, mode in calls if not mode]
+        if on and min(off) > max(on) and len(off) >= LEFT and len(on) <= len(off) and matters(seen, root):
+            return min(off)
+    return 0
 
 
 def lagging(seen: Observer) -> tuple[float, int] | None:

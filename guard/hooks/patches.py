@@ -4,6 +4,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 rehearsal: Callable[[str], None] | None = None
@@ -30,6 +31,8 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
     original = getattr(owner, name)
     wrapped = make(original)
     functools.update_wrapper(wrapped, original)
+    if isinstance(owner, ModuleType):  # a model that holds torch.sigmoid is pickled whole
+        wrapped.__module__, wrapped.__qualname__ = owner.__name__, name
     change(
         lambda: setattr(owner, name, wrapped),
         lambda: setattr(owner, name, original) if own else delattr(owner, name),

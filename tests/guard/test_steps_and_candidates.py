@@ -10,9 +10,11 @@ from trainworthy.core.base.names import more_is_better
 from trainworthy.guard.checks.forced import at_its_place
 from trainworthy.guard.checks.names import check
 from trainworthy.guard.measures.data.fields import Fields
+from trainworthy.guard.measures.data.views import Views
 from trainworthy.guard.measures.losses import margins
 from trainworthy.guard.measures.losses.regression import among_steps, ends_with
 from trainworthy.guard.measures.losses.targets import shifts
+from trainworthy.guard.measures.models.pulled import Pulled, probe
 
 from tests.guard.guarding import guard
 
@@ -292,3 +294,73 @@ def test_names_of_rows_and_best_results(tmp_path, source: str, cause: str):
     found = check(tmp_path / "train.py")
     assert found["ok"] != bool(cause), found
     assert cause in str(found)
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.996, True), (0.004, False), (1.0, False)])
+def test_an_average_whose_shares_are_exchanged(share: float, stops: bool):
+    nets = [torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))) for _ in range(2)]
+    trained, average = nets
+    pulled, parameters = Pulled(), list(trained.parameters())
+    for _ in range(8):
+        for p in parameters:
+            p.data.add_(0.1 * torch.randn(p.shape, generator=DRAW))
+        last = probe(parameters)
+        for a, p in zip(average.parameters(), parameters, strict=True):
+            a.data.mul_(1 - share).add_(share * p.data)
+        pulled.between(parameters, last, probe(parameters), nets)
+    assert (pulled.fault(lambda _: True) is not None) == stops
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("again", [True, False])
+def test_two_views_that_are_one(again: bool, dropout: float):
+    views, model = Views(), torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(dropout))
+    for _ in range(8):
+        x = torch.rand(4, 3, 8, 8, generator=DRAW)
+        views.root(model, [torch.cat([x, x if again else x.flip(3)])], [])
+    assert (views.fault() is not None) == (again and not dropout)  # R-Drop and SimCSE rely on dropout
+
+
+CODEBOOK = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Quantize(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("codes", torch.randn(16, 4))
+
+    def forward(self, z):
+        at = torch.cdist(z, self.codes).argmin(1)
+        if self.training:
+            self.codes.index_add_(0, at, 0.01 * (z.detach() - self.codes[at]))
+        return z + (self.codes[at] - z).detach()
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(640, 8))
+encoder, decoder, quantize = nn.Linear(8, 4), nn.Linear(4, 8), Quantize()
+quantize.act = torch.sigmoid
+model = nn.Sequential(encoder, quantize, decoder)
+optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+for epoch in range(3):
+    for i, (x,) in enumerate(DataLoader(data, 16, shuffle=True)):
+        optimizer.zero_grad()
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+        if i % 100 == 0:
+            model.eval()
+            with torch.no_grad():
+                model(x[:4])
+            #BACK
+            torch.save(model, "model.pt")
+"""
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_codebook_that_eval_mode_leaves_as_it_is(tmp_path, back: bool):
+    """The whole model is pickled, with a reference to a function that is followed."""
+    source = CODEBOOK.replace("#BACK", "model.train()" if back else "pass")
+    verdicts, printed, _ = guard(source, tmp_path, **{"--only": "modes"})
+    assert verdicts["modes"].blocks != back, printed
+    assert ("trains in eval mode" in printed) != back

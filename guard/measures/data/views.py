@@ -4,12 +4,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.hooks.addresses import address_of
 
 BATCHES, LEAST = 40, 6  # that are followed; how many must agree
 CAUSE = "both calls get the same view (a copied line, a loop that overwrites its variable): each of the two is meant"
+
+
+def draws(module: nn.Module) -> bool:
+    """Return whether a model gives equal inputs different outputs in training: by dropout, or by depth that is dropped."""
+    return any(
+        "drop" in type(m).__name__.lower() and (getattr(m, "p", None) or getattr(m, "drop_prob", None))
+        for m in module.modules()
+    )
 
 
 class Views:
@@ -18,6 +27,7 @@ class Views:
     def __init__(self) -> None:
         self.drawn = 0
         self.batches: list[tuple[dict[int, tuple[int, ...]], Counter]] = []  # shapes of a sample by entry, and times
+        self.joined: list[bool] = []  # calls on pictures: whether the second half of the batch is the first one again
 
     def batch(self, leaves: list[Any]) -> None:
         """Note the entries of a batch."""
@@ -26,8 +36,12 @@ class Views:
             shapes = {i: tuple(x.shape[1:]) for i, x in enumerate(leaves) if isinstance(x, Tensor)}
             self.batches.append((shapes, Counter()))
 
-    def root(self, given: list[Tensor], places: Sequence[Mapping[int, int]]) -> None:
+    def root(self, module: nn.Module, given: list[Tensor], places: Sequence[Mapping[int, int]]) -> None:
         """Note a model's call in training. `places`: address -> entry of the last batches, for a loop may fetch ahead."""
+        for x in given if len(self.joined) < BATCHES and not draws(module) else ():
+            if x.dim() == 4 and x.is_floating_point() and len(x) % 2 == 0 and len(x) > 2:
+                self.joined.append(torch.equal(*x.chunk(2)))
+                break
         for x in given if self.drawn <= BATCHES else ():
             known = ((n, at[address_of(x)]) for n, at in enumerate(reversed(places), 1) if address_of(x) in at)
             back, entry = next(known, (0, 0))
@@ -37,6 +51,11 @@ class Views:
 
     def fault(self) -> Fault | None:
         """Find a view that models got twice in every batch, beside another one of its shape that they never got."""
+        if len(self.joined) >= LEAST and all(self.joined):
+            return (
+                f"in all of {len(self.joined)} calls the second half of the pictures is the first one again",
+                "each picture was augmented once, and the result taken twice: augment it anew for each view",
+            )
         odd: Counter = Counter()
         used = [(shapes, times) for shapes, times in self.batches if times]
         for shapes, times in used:
