@@ -16,6 +16,7 @@ BOTH = 0.2  # of the steps raise the rate, and of them lower it
 TURNS = 0.1  # of the steps go the other way than the one before: a warm-up and a cosine turn once
 WIDE = 3.0  # variance of the logarithm of the rate, in variances of its change
 ALONE = -0.3  # correlation of a change with the next one: -0.5 if each rate is a base rate times a factor of its own, 0 if factors add up
+SHORT = 3  # updates of an epoch that was cut
 LEAST = 8  # updates of an epoch, at least
 RISE = 3.0  # of the rate in a warm-up
 SMALL, TINY = 0.05, 3e-5  # factors and base rates that are rates; their product, below all usual ones
@@ -67,16 +68,21 @@ def levelled(group: Group) -> Fault | None:
 def restarted(passes: list[Pass], rates: list[list[float]]) -> Fault | None:
     """Return what is wrong with rates that rise in every epoch as they did in the one before: the count of a warm-up begins again. `rates`: those
     of each optimiser. A schedule with restarts falls within its cycle. The first update of an epoch may still use the last rate of the one before."""
-    whole = [p for p in passes if p.training and p.ended and not p.was_cut and p.steps]
+    every = [p for p in passes if p.training and p.ended and p.steps > SHORT]
     if len(rates) != 1 or sum(p.steps for p in passes) != len(rates[0]):
         return None
-    epochs = [rates[0][p.started + 1 : p.started + p.steps] for p in whole]
-    first = epochs[0] if len(epochs) > 1 else []
+    epochs = [rates[0][p.started + 1 : p.started + p.steps] for p in every]  # some may have been cut
+    first = max(epochs, key=len, default=[])
     rises = len(first) >= LEAST and all(a < b for a, b in pairwise(first)) and first[-1] >= RISE * first[0] >= 0
-    if not rises or any(later != first for later in epochs[1:]):
+    if (
+        not rises
+        or sum(map(len, epochs)) < 2 * LEAST
+        or len(epochs) < 2
+        or any(one != first[: len(one)] for one in epochs)
+    ):
         return None
     return (
-        f"in each of {len(epochs)} epochs the rate rises from {first[0]:.3g} to {first[-1]:.3g} by the same {len(first)} rates",
+        f"in each of {len(epochs)} epochs the rate rises by the same rates, from {first[0]:.3g} to {first[-1]:.3g} after {len(first)} updates",
         "the schedule gets the number of the update within its epoch: count the updates of all epochs, or do not begin anew",
     )
 

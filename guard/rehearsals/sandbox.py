@@ -8,6 +8,7 @@ safetensors. Other programs, and libraries that open files in C (HDF5, LMDB, Ope
 
 import builtins
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 TRACKERS = {
     "WANDB_MODE": "disabled",
@@ -121,10 +124,23 @@ class Sandbox:
             return original(sandbox.reading(file), mode, *args, **kwargs)
 
         builtins.open = io.open = redirected
+        self._numpy()
         self._low_level()
         self._folders()
         self._torch()
         sys.addaudithook(self._audit)
+
+    def _numpy(self) -> None:
+        """Its text files are opened by the `open` of its own import."""
+
+        def elsewhere(original: Callable, place: Callable) -> Callable:
+            def run(fname: Any, *args: Any, **kwargs: Any) -> Any:
+                return original(place(fname) if isinstance(fname, (str, os.PathLike)) else fname, *args, **kwargs)
+
+            return run
+
+        for name, place in (("savetxt", self.writing), ("loadtxt", self.reading), ("genfromtxt", self.reading)):
+            setattr(np, name, functools.update_wrapper(elsewhere(getattr(np, name), place), getattr(np, name)))
 
     def _low_level(self) -> None:
         real_open = os.open

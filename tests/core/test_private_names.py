@@ -37,6 +37,7 @@ NAMES = {
         "torch.utils._pytree.tree_flatten",
         "torch.utils._pytree.tree_flatten_with_path",
         "torch.utils._pytree.tree_leaves",
+        "torch.utils._pytree.tree_map_only",
         "torch.utils._pytree.tree_unflatten",
         "torch.utils.data.dataloader._BaseDataLoaderIter",
         "torch/utils/data/dataloader.py:_iterator",

@@ -1,7 +1,7 @@
 """What ten further public scripts and two bugs in each showed: recommenders that see the candidate, fields without offsets, a state that is
 dropped, an argsort that is no rank, windows that hold their target, classes in order."""
 
-from types import SimpleNamespace
+from types import SimpleNamespace as Namespace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from trainworthy.guard.measures.losses import margins
 from trainworthy.guard.measures.losses.regression import among_steps, ends_with
 from trainworthy.guard.measures.losses.targets import shifts
 from trainworthy.guard.measures.models.pulled import Pulled, probe
+from trainworthy.guard.measures.rates import restarted
 
 from tests.guard.guarding import guard
 
@@ -223,7 +224,7 @@ class Head(torch.nn.Module):
 def test_a_margin_makes_the_right_class_harder(margin: float, stops: bool):
     head = Head(margin)
     given = (torch.randn(32, 8, generator=DRAW), torch.randint(12, (32,), generator=DRAW))
-    seen = SimpleNamespace(control=True, calls=[{"root": id(head)}], several={id(head): (head, given, {})})
+    seen = Namespace(control=True, calls=[{"root": id(head)}], several={id(head): (head, given, {})})
     assert (margins.check(seen)[0] is not None) == stops
     assert bool(margins.check(seen)[1]) == bool(margin)
 
@@ -364,3 +365,25 @@ def test_a_codebook_that_eval_mode_leaves_as_it_is(tmp_path, back: bool):
     verdicts, printed, _ = guard(source, tmp_path, **{"--only": "modes"})
     assert verdicts["modes"].blocks != back, printed
     assert ("trains in eval mode" in printed) != back
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_rates_that_begin_anew_in_epochs_that_were_cut(anew: bool):
+    lengths = (37, 4, 4, 4)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    passes = [Namespace(training=True, ended=True, steps=n, started=at) for n, at in zip(lengths, starts, strict=True)]
+    rates = [
+        1e-5 * ((step if anew else start + step) + 1)
+        for n, start in zip(lengths, starts, strict=True)
+        for step in range(n)
+    ]
+    assert (restarted(passes, [rates]) is not None) == anew  # type: ignore[arg-type]
+
+
+def test_a_table_of_numpy_goes_to_the_scratch_folder(tmp_path):
+    """Numpy keeps the `open` of its own import."""
+    (tmp_path / "losses.txt").write_text("mine")
+    source = SPEECH.replace("SHUFFLE", "True").replace("import torch\n", "import numpy\nimport torch\n", 1)
+    _, printed, _ = guard(source + '    numpy.savetxt("losses.txt", [1.0])\n', tmp_path, **{"--only": "files"})
+    assert "written went to a scratch folder" in printed
+    assert (tmp_path / "losses.txt").read_text() == "mine"

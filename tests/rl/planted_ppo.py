@@ -150,6 +150,9 @@ PLANTS = [
     plant("rl-environments-share-a-seed", "environments", "R4", STAGES,
           'Environments._seed = lambda self, i: seeds.derive(self.seed, "episode", 0, self.episode[i])\n' + STAGES,
           ("start from the same observation",), harm="sixteen times the same episode at first"),
+    plant("rl-actions-without-effect", "environments", "R4", STAGES,
+          "step = Environments.step\nEnvironments.step = lambda self, actions: step(self, torch.zeros_like(actions))\n" + STAGES,
+          ("no action has an effect",), harm="the return is that of the first action, whatever the policy does"),
 ]  # fmt: skip
 RELATIVES = (
     "rl-maximum-for-minimum", "rl-ratio-not-clipped", "rl-value-clipped-against-itself", "rl-entropy-detached", "rl-entropy-sign",

@@ -14,6 +14,9 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     environments_of,
 )
 
+STEPS = 64  # of two sequences of actions
+IDLE = "no action has an effect in this environment: a table that none of them is found in (other types), or a wrapper that drops them"
+
 
 @gate(
     "environments",
@@ -52,9 +55,10 @@ def replay(context: GateContext) -> Finding:
         wrong.append(
             f"observations {step} steps into an episode depend on the episode before, by up to {difference:.3g}"
         )
+    idle = without_effect(new, saved, [draw(envs.vector.single_action_space, (STEPS, n), draws) for _ in range(2)])
     bootstrapped, ends = endings.as_truncations(cfg.env, cfg.frame_stack, before + after, envs.seed)
     fault, remark = starts.shared(new)
-    wrong += [one for one in (bootstrapped, fault) if one]
+    wrong += [one for one in (bootstrapped, fault, idle) if one]
     ended = sum(int((one["terminated"] | one["truncated"]).sum()) for one in before + after)
     measured = f"{n} environments with {len(start.unique(dim=0))} different starts, {ended} episodes ended in {2 * steps} steps"
     measured += f", {ends}" * bool(ends)
@@ -66,8 +70,20 @@ def replay(context: GateContext) -> Finding:
         "stacked observations cross the end of an episode: the first ones must not contain older frames\n"
         "several environments have the same seed", evidence={"episodes": ended},
         cause="a wrapper passes the end of an episode on as a truncation: its last state is bootstrapped as if the episode went on"
-        * bool(bootstrapped),
+        * bool(bootstrapped) or IDLE * bool(idle),
     )  # fmt: skip
+
+
+def without_effect(envs: Environments, saved: dict[str, Any], actions: list[Tensor]) -> str:
+    """Take two sequences of random actions (STEPS, n_mine, ...) from the same starts. Return a fault if observations, rewards and ends are equal."""
+    found = []
+    for chosen in actions:
+        begun(envs, saved, chosen[:0])
+        found.append([envs.step(row) for row in chosen])
+    kinds = ("next_observation", "reward", "terminated", "truncated")
+    if any(not torch.equal(one[k], other[k]) for one, other in zip(*found, strict=True) for k in kinds):
+        return ""
+    return f"two random sequences of {STEPS} actions give the same observations, rewards and ends"
 
 
 def begun(envs: Environments, saved: dict[str, Any], actions: Tensor) -> Tensor:
