@@ -63,10 +63,13 @@ def frozen(seen: Observer) -> dict:
     for measure in (initial_weights.frozen_base, initial_weights.frozen_head):
         if not wrong and (fault := measure(seen.drawn_weights, list(seen.roots.values()), received)):
             wrong, causes = [fault[0]], [fault[1]]
-    count = sum(not p.requires_grad for m in modules for p in parameters_of(m))
-    if not wrong and not count:
+    held = {id(p): p for m in modules for p in parameters_of(m) if not p.requires_grad}
+    if not wrong and not held:
         return skip("frozen", "nothing is frozen")
-    return finding("frozen", "; ".join(wrong) or f"{count} frozen tensors stay as they are", "\n".join(causes))
+    averaged = sum(moved_now(seen, p) for p in held.values())
+    measured = f"{len(held) - averaged} frozen tensors stay as they are"
+    measured += f"; {averaged} are changed by the script, without gradients (an average)" * bool(averaged)
+    return finding("frozen", "; ".join(wrong) or measured, "\n".join(causes))
 
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated

@@ -44,7 +44,7 @@ RULES: tuple[Callable[[Source], Fault | None], ...] = (
     no_effect.unmerged, shared_objects.assigned_weights, noise_levels.by_variance, noise_levels.roots_missing,
     masks.preferred, averages.unread, scores.means_over_samples, terms.other_variable, terms.counted_twice,
     terms.dropped_labels, splits.all_rows, scores.sorted_once,
-    loops.state_dropped, scores.best_is_worst,
+    loops.state_dropped, scores.best_is_worst, terms.uncounted,
 )  # fmt: skip
 """In their order: the first fault that one finds is the result of the check."""
 

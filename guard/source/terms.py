@@ -2,13 +2,14 @@
 they were to be dropped."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from trainworthy.core.base.names import LESS, words
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.assignments import loaded, named
+from trainworthy.guard.source.assignments import loaded, named, stored
 from trainworthy.guard.source.calls import calls, is_call
-from trainworthy.guard.source.nodes import inside, tail, variable
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, tail, variable
 from trainworthy.guard.source.reading import Source
 
 DERIVATIVES = ("grad", "gradient", "gradients", "derivative", "diff", "D")
@@ -114,3 +115,27 @@ def drops(condition: ast.expr, made: dict[str, ast.expr]) -> bool:
         ):
             return bool(DROPPED & {*words(tail(condition)), *words(tail(rate))})
     return False
+
+
+NUMBERED = re.compile(r"((?:log_?)?det|logdet|ldj|loss|kld?|nll)_?\d+")
+
+
+def uncounted(source: Source) -> Fault | None:
+    """Find `x, det1 = first(x)`, `x, det2 = second(x)` and `logdet = logdet + det2`: one of several numbered terms is never read."""
+    for file, scope in source.plain_scopes:
+        nodes = list(inside(scope))
+        lines = {name: line for n in nodes for name, line in stored(n).items() if NUMBERED.fullmatch(name)}
+        read = {name for n in nodes for name in loaded(n)} if len(lines) > 1 else set()
+        for name, line in lines.items() if isinstance(scope, FUNCTIONS) else ():
+            kin = [other for other in lines if other != name and other in read and stem(other) == stem(name)]
+            if kin and name not in read:
+                return (
+                    f"line {line} of {file} computes `{name}`, and {scope.name}() never reads it, though it reads `{kin[0]}`",
+                    "one of the terms is left out of the sum",
+                )
+    return None
+
+
+def stem(name: str) -> str:
+    """Return a name without its number."""
+    return name.rstrip("0123456789_")

@@ -281,9 +281,24 @@ for epoch in range(10):
 """
 
 
+FLOW = """
+class Flow(nn.Module):
+    def forward(self, x):
+        out, logdet = self.norm(x)
+        out, det1 = self.mix(out)
+        out, det2 = self.couple(out)
+        logdet = logdet + TERMS
+        return out, logdet
+
+Flow()(x)[1].mean().backward()
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
+        (FLOW.replace("TERMS", "det2"), "one of the terms is left out"),
+        (FLOW.replace("TERMS", "det1 + det2"), ""),
         (GRAPH.replace("LOSS", "output, labels"), "the training rows alone"),
         (GRAPH.replace("LOSS", "output[idx_train], labels[idx_train]"), ""),
         (KEPT.replace("ERR", "err1 > best_err"), "the worst result is kept"),

@@ -131,7 +131,7 @@ def _unequal(
 def _unscored(samples: list[int]) -> Iterator[tuple[str, str]]:
     """(what is wrong, cause) of held-out samples that no metric depends on."""
     if samples:
-        yield (f"the labels of {len(samples)} of {SAMPLES} held-out samples have no influence on any metric, whichever class they are "
+        yield (f"the labels of {len(samples)} of {SAMPLES} held-out samples have no influence on any score, whichever class they are "
                f"(for example sample {samples[0]})",
                "evaluate() leaves samples out before it scores (by confidence, a threshold, a mask or a slice), and reports the rest as "
                "all: score every sample, or report the share that is scored")  # fmt: skip

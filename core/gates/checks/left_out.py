@@ -1,10 +1,11 @@
-"""Finds samples that an evaluation leaves out: their label has no influence on any metric."""
+"""Finds samples that an evaluation leaves out: their label has no influence on any score. A loss beside the scores may still have it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from trainworthy.core.base.names import more_is_better
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View, categorical
 
@@ -47,7 +48,8 @@ def _silent(run: Run, stage: Stage, val: Data, some: list[int], key: str) -> lis
 
     def measured(other: tuple[str, int, int] | None) -> dict[str, float]:
         view.other = other
-        return run.measure(stage, view)
+        found = run.measure(stage, view)
+        return {k: v for k, v in found.items() if more_is_better(k) is not False} or found
 
     plain = measured(None)
     labels = [int(val.peek(i, key)) for i in some]
