@@ -185,7 +185,7 @@ class Evidence:
             self.current = used(self.batches, (args, kwargs)) or self.current
             self.next_items.root(module, args, kwargs)
             self._terms(module, out)
-            self.views.root(module, tensors((args, kwargs)), self.places)
+            self.views.root(tensors((args, kwargs)), floats(out), self.places)
             self.latent.root(out)
             self.loss_terms.root(out)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)

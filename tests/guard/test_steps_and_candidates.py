@@ -333,7 +333,8 @@ def test_two_views_that_are_one(again: bool, dropout: float):
     views, model = Views(), torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(dropout))
     for _ in range(8):
         x = torch.rand(4, 3, 8, 8, generator=DRAW)
-        views.root(model, [torch.cat([x, x if again else x.flip(3)])], [])
+        both = torch.cat([x, x if again else x.flip(3)])
+        views.root([both], [model(both)], [])
     assert (views.fault() is not None) == (again and not dropout)  # R-Drop and SimCSE rely on dropout
 
 

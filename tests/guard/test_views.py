@@ -23,7 +23,7 @@ def fault(*calls, ahead: int = 0):
         if i + ahead < len(batches):
             draw(batches[i + ahead])
         for given in calls:
-            views.root([batch[k] for k in given], places)
+            views.root([batch[k] for k in given], [], places)
     return views.fault()
 
 

@@ -5,20 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.hooks.addresses import address_of
 
 BATCHES, LEAST = 40, 6  # that are followed; how many must agree
 CAUSE = "both calls get the same view (a copied line, a loop that overwrites its variable): each of the two is meant"
-
-
-def draws(module: nn.Module) -> bool:
-    """Return whether a model gives equal inputs different outputs in training: by dropout, or by depth that is dropped."""
-    return any(
-        "drop" in type(m).__name__.lower() and (getattr(m, "p", None) or getattr(m, "drop_prob", None))
-        for m in module.modules()
-    )
 
 
 class Views:
@@ -36,12 +28,15 @@ class Views:
             shapes = {i: tuple(x.shape[1:]) for i, x in enumerate(leaves) if isinstance(x, Tensor)}
             self.batches.append((shapes, Counter()))
 
-    def root(self, module: nn.Module, given: list[Tensor], places: Sequence[Mapping[int, int]]) -> None:
-        """Note a model's call in training. `places`: address -> entry of the last batches, for a loop may fetch ahead."""
-        for x in given if len(self.joined) < BATCHES and not draws(module) else ():
-            if x.dim() == 4 and x.is_floating_point() and len(x) % 2 == 0 and len(x) > 2:
-                self.joined.append(torch.equal(*x.chunk(2)))
-                break
+    def root(self, given: list[Tensor], made: list[Tensor], places: Sequence[Mapping[int, int]]) -> None:
+        """Note a model's call in training, with its outputs. `places`: address -> entry of the last batches, for a loop may fetch ahead."""
+        pictures = (x for x in given if x.dim() == 4 and x.is_floating_point() and len(x) > 2 and len(x) % 2 == 0)
+        if len(self.joined) < BATCHES and (x := next(pictures, None)) is not None:
+            out = next((y for y in made if y.dim() and len(y) == len(x)), None)
+            # Dropout, noise and classes that differ are meant: IWAE, R-Drop, guidance
+            self.joined.append(
+                torch.equal(*x.chunk(2)) and out is not None and torch.allclose(*out.detach().chunk(2), 1e-3, 1e-5)
+            )
         for x in given if self.drawn <= BATCHES else ():
             known = ((n, at[address_of(x)]) for n, at in enumerate(reversed(places), 1) if address_of(x) in at)
             back, entry = next(known, (0, 0))
@@ -53,7 +48,7 @@ class Views:
         """Find a view that models got twice in every batch, beside another one of its shape that they never got."""
         if len(self.joined) >= LEAST and all(self.joined):
             return (
-                f"in all of {len(self.joined)} calls the second half of the pictures is the first one again",
+                f"in all of {len(self.joined)} calls the second half of the pictures is the first one again, and its outputs, too",
                 "each picture was augmented once, and the result taken twice: augment it anew for each view",
             )
         odd: Counter = Counter()
