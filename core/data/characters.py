@@ -15,9 +15,7 @@ KINDS = {
 """Of the format alone. Other letters or digits may be missing because validation is of another source on purpose."""
 SHARE = 0.25  # of the validation texts
 BEYOND = re.compile(r"[^\x00-\x7f]+")
-MISREAD = (
-    0.5  # of the texts with letters beyond ASCII; a capital before a closing quotation mark may be two bytes by chance
-)
+MISREAD = 0.5  # of the texts with letters beyond ASCII; a capital before a closing quote may be two bytes by chance
 LEAST, EXPECTED = 20, 20  # validation texts with the kind; training texts that would have it at the same share
 
 

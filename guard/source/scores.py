@@ -60,6 +60,10 @@ def contrary(source: Source) -> Fault | None:
     return None
 
 
+WORSE = {"not", "no", "non", "worse", "below", "stale", "since", "without"}
+"""Words of names for what is not the best."""
+
+
 def best_is_worst(source: Source) -> Fault | None:
     """Find `is_best = err > best_err`, or an accuracy below the best one."""
     for file, scope in source.scopes:
@@ -71,7 +75,8 @@ def best_is_worst(source: Source) -> Fault | None:
                     new, best, falls = tail(left), tail(right), isinstance(op, (ast.Lt, ast.LtE))
                     if "best" in words(new):
                         new, best, falls = best, new, not falls
-                    if "best" in words(name) and "best" in words(best) and more_is_better(new) is falls:
+                    kept = "best" in words(name) and not WORSE & set(words(name))
+                    if kept and "best" in words(best) and more_is_better(new) is falls:
                         return (
                             f"line {line} of {file}: `{ast.unparse(value)}` is true where `{new}` is worse than the best so far",
                             f"{'>' if falls else '<'} is meant: as it is, the worst result is kept as the best",

@@ -303,6 +303,7 @@ Flow()(x)[1].mean().backward()
         (GRAPH.replace("LOSS", "output[idx_train], labels[idx_train]"), ""),
         (KEPT.replace("ERR", "err1 > best_err"), "the worst result is kept"),
         (KEPT.replace("ERR", "err1 <= best_err"), ""),
+        (KEPT.replace("is_best = ERR", "no_best = err1 > best_err\n    is_best = not no_best"), ""),
     ],
 )
 def test_names_of_rows_and_best_results(tmp_path, source: str, cause: str):

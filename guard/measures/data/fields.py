@@ -13,9 +13,8 @@ class Fields:
     """The largest number of each column of what is looked up."""
 
     def __init__(self) -> None:
-        self.tables: dict[
-            int, tuple[int, int, Tensor]
-        ] = {}  # calls, rows of the table, largest number of each column (F,)
+        # Calls, rows of the table, largest number of each column (F,)
+        self.tables: dict[int, tuple[int, int, Tensor]] = {}
 
     def look(self, ids: Tensor, table: Tensor) -> None:
         """Note numbers (N, F) that are looked up in a table (V, D)."""
