@@ -15,7 +15,7 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
 )
 
 STEPS = 64  # of two sequences of actions
-IDLE = "no action has an effect in this environment: a table that none of them is found in (other types), or a wrapper that drops them"
+IDLE = "no action has an effect in this environment: its table of effects has keys of another type, or a wrapper drops the action"
 
 
 @gate(
@@ -64,7 +64,8 @@ def replay(context: GateContext) -> Finding:
     measured += f", {ends}" * bool(ends)
     measured += f" ({remark})" * bool(remark)
     return Finding(
-        not wrong, "; ".join(wrong) or f"{measured}; continued bit for bit", "independent seeds; the same observations after loading the state",
+        not wrong, "; ".join(wrong) or f"{measured}; continued bit for bit",
+        "independent seeds; actions with an effect; the same observations after loading the state",
         "the environment draws from a generator that reset(seed=...) does not seed (numpy's or Python's global one)\n"
         "its state survives a reset, so an episode does not follow from its seed and actions alone\n"
         "stacked observations cross the end of an episode: the first ones must not contain older frames\n"
