@@ -372,7 +372,7 @@ def test_the_cause_that_was_planted_is_named_first(name: str):
 
 
 def test_a_rate_that_is_far_too_high_is_the_first_cause_of_tiny_data():
-    found = verdict(script(lr=1.0), "tiny-data")
+    found = verdict(script(lr=3.0), "tiny-data")  # at 1.0 some processors learn a little
     assert found.verdict == "fail"
     assert found.remedy.startswith("the rate is far too high: at 0.0333 times the rate"), found.remedy
 
